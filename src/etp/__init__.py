@@ -1,0 +1,1 @@
+"""One flat, lazy namespace over the packages of etp-suite."""
