@@ -1,0 +1,256 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2026.1", "uv>=0.12.2"]
+# ///
+"""Every check of the workspace, as data over the packages found on disk.
+
+``nox`` runs the default sessions, which is what CI runs; ``nox -l`` lists all of them.
+One package on one Python: ``nox -s "tests-3.12(etp-core)" -- -k rules``.
+"""
+
+import shutil
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.1"
+nox.options.default_venv_backend = "uv"
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+PYTHONS = [line for line in (ROOT / ".python-version").read_text().split() if line]
+DEFAULT, LOWEST = PYTHONS[0], min(PYTHONS)
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+BENCHMARKS = [
+    path
+    for path in ["benchmarks", *(f"packages/{p}/benchmarks" for p in PACKAGES)]
+    if any((ROOT / path).glob("**/bench_*.py"))
+]
+each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
+
+
+# The checks of CI, cheap ones first.
+
+
+@nox.session(python=DEFAULT)
+def lint(session: nox.Session) -> None:
+    """Format, style, and the arrows between the packages."""
+    sync(session, "--only-group=lint")
+    session.run("ruff", "format", "--check")
+    session.run("ruff", "check")
+    sources = [directory(package) / "src" for package in [*PACKAGES, "etp-suite"]]
+    session.run("lint-imports", "--no-logo", env={"PYTHONPATH": ":".join(map(str, sources))})
+
+
+@nox.session(python=DEFAULT)
+def types(session: nox.Session) -> None:
+    """Types inside the packages (pyright) and in their public API (verifytypes)."""
+    sync(session, "--all-packages", "--all-extras", groups=["types"])
+    session.run("pyright", "--pythonpath", python(session))
+    for name in [*map(import_name, PACKAGES), "etp"]:
+        session.run(
+            "pyright", "--pythonpath", python(session), "--ignoreexternal", "--verifytypes", name
+        )
+
+
+@nox.session(venv_backend="none")
+def wheels(session: nox.Session) -> None:
+    """Build every wheel and source distribution from published metadata alone."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run("uv", "build", "--all-packages", "--no-sources", "--quiet", external=True)
+
+
+@nox.session(python=DEFAULT, requires=["wheels"])
+@nox.parametrize("package", [*PACKAGES, "etp-suite"], ids=[*PACKAGES, "etp-suite"])
+def install(session: nox.Session, package: str) -> None:
+    """Install one wheel as a user would, alone and with its extras, and import every module."""
+    (wheel,) = DIST.glob(f"{package.replace('-', '_')}-*.whl")
+    metadata = project(package)
+    for extras in [
+        "",
+        *(
+            [f"[{','.join(metadata['optional-dependencies'])}]"]
+            if "optional-dependencies" in metadata
+            else []
+        ),
+    ]:
+        session.install(
+            "--no-sources", f"--find-links={DIST}", f"{package}{extras} @ {wheel.as_uri()}"
+        )
+        session.run("uv", "pip", "check")
+        session.run(
+            "python",
+            "-I",
+            ".ci/import_all.py",
+            import_name(package),
+            *(["--strict"] if extras else []),
+        )
+
+
+@nox.session(python=sorted(PYTHONS))
+@each_package
+def tests(session: nox.Session, package: str) -> None:
+    """The tests of one package, with nothing installed but what it declares."""
+    sync(session, "--package", package, groups=["test"])
+    session.run("uv", "pip", "check")
+    run_tests(session, package)
+
+
+@nox.session(python=LOWEST)
+@each_package
+def lowest(session: nox.Session, package: str) -> None:
+    """The same tests on the lowest versions that the package accepts."""
+    directory = f"packages/{package}"
+    session.install(
+        "--resolution=lowest-direct",
+        f"--reinstall-package={package}",
+        f"./{directory}",
+        "--group",
+        f"{directory}/pyproject.toml:test",
+    )
+    run_tests(session, package)
+
+
+@nox.session(python=DEFAULT)
+def workspace(session: nox.Session) -> None:
+    """The workspace as a whole: layout, public API, import cost, examples, README."""
+    sync(session, "--all-packages", "--all-extras", groups=["test", "examples"])
+    session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session(python=DEFAULT)
+def docs(session: nox.Session) -> None:
+    """Build the documentation; its notebooks run, and a warning is an error."""
+    sync(session, "--all-packages", "--all-extras", groups=["docs"])
+    session.run("sphinx-build", "-W", "-n", "--keep-going", "-q", "docs", "docs/_build/html")
+
+
+# On request.
+
+
+@nox.session(name="property", python=DEFAULT, default=False)
+@each_package
+def property_(session: nox.Session, package: str) -> None:
+    """Property tests with many more examples."""
+    sync(session, "--package", package, groups=["test"])
+    run_tests(session, package, "-m", "property")
+
+
+@nox.session(python=DEFAULT, default=False)
+def bench(session: nox.Session) -> None:
+    """Timings with pytest-benchmark; keep one with ``-- --benchmark-save=NAME``."""
+    sync(session, "--all-packages", "--all-extras", groups=["bench", "examples"])
+    session.run("pytest", "-o", "python_files=bench_*.py", *(session.posargs or []), *BENCHMARKS)
+
+
+@nox.session(python=DEFAULT, default=False)
+def gpu(session: nox.Session) -> None:
+    """The tests that need an accelerator, on a machine that has one."""
+    sync(session, "--package", "etp-fastpath", groups=["test"])
+    session.install("jax[cuda12]")
+    run_tests(session, "etp-fastpath", "-m", "gpu")
+
+
+@nox.session(python=DEFAULT, default=False)
+def soak(session: nox.Session) -> None:
+    """Minutes of asynchronous running: leaks, drift, lost updates."""
+    sync(session, "--package", "mujou-pc", groups=["test"])
+    run_tests(session, "mujou-pc", "-m", "soak")
+
+
+@nox.session(python=DEFAULT, default=False)
+def api(session: nox.Session) -> None:
+    """Write tests/public_api.txt anew after a public name came or went."""
+    sync(session, "--all-packages", "--all-extras", groups=["test"])
+    session.run("python", "tests/public_api.py", "--write")
+
+
+@nox.session(python=DEFAULT, default=False)
+def constraints(session: nox.Session) -> None:
+    """Write constraints.txt anew: names and versions of what was tested last."""
+    session.run(
+        "uv",
+        "export",
+        "--all-packages",
+        "--all-extras",
+        "--all-groups",
+        "--quiet",
+        "--no-hashes",
+        "--no-emit-workspace",
+        "--no-annotate",
+        "--no-header",
+        "--output-file",
+        "constraints.txt",
+    )
+
+
+@nox.session(python=DEFAULT, default=False)
+def release(session: nox.Session) -> None:
+    """Prepare a release of one package: ``nox -s release -- etp-core minor``."""
+    package, part = session.posargs
+    session.run("uv", "version", "--package", package, "--bump", part, "--no-sync")
+    version = project(package)["version"]
+    if f"\n## {version}" not in (directory(package) / "CHANGELOG.md").read_text():
+        session.error(f"{package}/CHANGELOG.md has no section '## {version}'.")
+    for dependant in [package, *dependants(package)]:
+        sync(session, "--package", dependant, groups=["test"])
+        session.run("uv", "pip", "check")
+        run_tests(session, dependant)
+    session.run("uv", "build", "--package", package, "--no-sources", "--clear")
+    session.log(
+        f"Commit, then: git tag {package}-v{version} && git push origin {package}-v{version}"
+    )
+
+
+# Shared by the sessions.
+
+
+def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
+    """Make the session's environment hold exactly these packages and dependency groups."""
+    session.run_install(
+        "uv",
+        "sync",
+        "--exact",
+        "--no-default-groups",
+        "--quiet",
+        *what,
+        *(f"--group={group}" for group in groups),
+        f"--python={python(session)}",
+        env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
+    )
+
+
+def run_tests(session: nox.Session, package: str, *options: str) -> None:
+    """Run a package's tests, and the examples in its docstrings."""
+    name = import_name(package)
+    session.run("pytest", f"packages/{package}/tests", *options, *session.posargs)
+    if not options and not session.posargs:
+        session.run("pytest", "--doctest-modules", "--pyargs", name, success_codes=[0, 5])
+
+
+def directory(package: str) -> Path:
+    return ROOT if package == "etp-suite" else ROOT / "packages" / package
+
+
+def project(package: str) -> dict:
+    return tomllib.loads((directory(package) / "pyproject.toml").read_text())["project"]
+
+
+def import_name(package: str) -> str:
+    return "etp" if package == "etp-suite" else package.replace("-", "_")
+
+
+def dependants(package: str) -> list[str]:
+    """The members that name this package in their requirements."""
+    return [p for p in PACKAGES if any(d.startswith(package) for d in project(p)["dependencies"])]
+
+
+def python(session: nox.Session) -> str:
+    return str(Path(session.bin) / "python")
+
+
+if __name__ == "__main__":
+    nox.main()
