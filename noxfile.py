@@ -168,7 +168,7 @@ def api(session: nox.Session) -> None:
     session.run("python", "tests/public_api.py", "--write")
 
 
-@nox.session(python=DEFAULT, default=False)
+@nox.session(venv_backend="none", default=False)
 def constraints(session: nox.Session) -> None:
     """Write constraints.txt anew: names and versions of what was tested last."""
     session.run(
@@ -184,6 +184,7 @@ def constraints(session: nox.Session) -> None:
         "--no-header",
         "--output-file",
         "constraints.txt",
+        external=True,
     )
 
 

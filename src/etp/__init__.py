@@ -1,1 +1,58 @@
-"""One flat, lazy namespace over the packages of etp-suite."""
+"""Everything at once, as one flat and lazy namespace.
+
+``import etp`` loads neither JAX nor torch: a name brings in its package when it is first used.
+
+    import etp
+
+    etp.matmul           # etp_ops.matmul
+    etp.D_RTRL           # etp_algorithms.D_RTRL
+    etp.oracle, etp.nn   # modules: etp_algorithms.oracle, etp_ops.nn
+    etp.pc               # mujou_pc; needs `pip install "etp-suite[pc]"`
+"""
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from etp._names import INSTALL, MODULES, NAMES
+
+if TYPE_CHECKING:
+    import etp_algorithms
+    import etp_core
+    import etp_ops
+    import mujou_pc as pc
+    from etp_algorithms import *
+    from etp_algorithms import oracle as oracle
+    from etp_core import *
+    from etp_core import testing as testing
+    from etp_ops import *
+    from etp_ops import nn as nn
+
+    __all__ = ["nn", "oracle", "pc", "testing"]
+    __all__ += etp_core.__all__
+    __all__ += etp_ops.__all__
+    __all__ += etp_algorithms.__all__
+else:
+    _MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
+    __all__ = sorted([*_MODULE_OF, *MODULES])
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF and name not in MODULES:
+            raise AttributeError(
+                f"module 'etp' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            )
+        module_name = MODULES.get(name) or _MODULE_OF[name]
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            requirement = INSTALL.get(module_name, "etp-suite")
+            raise ImportError(
+                f"etp.{name} needs {error.name!r}, which is not installed: "
+                f'pip install "{requirement}"'
+            ) from error
+        value = module if name in MODULES else getattr(module, name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -1,0 +1,34 @@
+"""What the flat namespace holds: for each package, the names that are reachable as ``etp.NAME``.
+
+Adding a public name to a package is one line here; tests/test_public_api.py holds the two together.
+"""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "etp_core": (
+        "BATCHED_PRIMITIVES",
+        "ETPPrimitive",
+        "ETP_PRIMITIVES",
+        "ETP_RULES_DT_TO_T",
+        "ETP_RULES_INIT_DRTRL",
+        "ETP_RULES_INIT_PP",
+        "ETP_RULES_XY_TO_DW",
+        "FastPathRules",
+        "get_fast_path_rules",
+        "register_primitive",
+    ),
+    "etp_ops": (),
+    "etp_algorithms": (),
+}
+
+MODULES: dict[str, str] = {
+    "nn": "etp_ops.nn",
+    "oracle": "etp_algorithms.oracle",
+    "pc": "mujou_pc",
+    "testing": "etp_core.testing",
+}
+
+# How to install what a plain `pip install etp-suite` leaves out.
+INSTALL: dict[str, str] = {
+    "etp_ops.nn": "etp-suite[nn]",
+    "mujou_pc": "etp-suite[pc]",
+}
