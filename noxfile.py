@@ -51,9 +51,7 @@ def types(session: nox.Session) -> None:
     sync(session, "--all-packages", "--all-extras", groups=["types"])
     session.run("pyright", "--pythonpath", python(session))
     for name in [*map(import_name, PACKAGES), "etp"]:
-        session.run(
-            "pyright", "--pythonpath", python(session), "--ignoreexternal", "--verifytypes", name
-        )
+        session.run("pyright", "--pythonpath", python(session), "--ignoreexternal", "--verifytypes", name)
 
 
 @nox.session(venv_backend="none")
@@ -71,15 +69,9 @@ def install(session: nox.Session, package: str) -> None:
     metadata = project(package)
     for extras in [
         "",
-        *(
-            [f"[{','.join(metadata['optional-dependencies'])}]"]
-            if "optional-dependencies" in metadata
-            else []
-        ),
+        *([f"[{','.join(metadata['optional-dependencies'])}]"] if "optional-dependencies" in metadata else []),
     ]:
-        session.install(
-            "--no-sources", f"--find-links={DIST}", f"{package}{extras} @ {wheel.as_uri()}"
-        )
+        session.install("--no-sources", f"--find-links={DIST}", f"{package}{extras} @ {wheel.as_uri()}")
         session.run("uv", "pip", "check")
         session.run(
             "python",
@@ -201,9 +193,7 @@ def release(session: nox.Session) -> None:
         session.run("uv", "pip", "check")
         run_tests(session, dependant)
     session.run("uv", "build", "--package", package, "--no-sources", "--clear")
-    session.log(
-        f"Commit, then: git tag {package}-v{version} && git push origin {package}-v{version}"
-    )
+    session.log(f"Commit, then: git tag {package}-v{version} && git push origin {package}-v{version}")
 
 
 # Shared by the sessions.

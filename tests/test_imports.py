@@ -38,6 +38,5 @@ def test_a_missing_part_says_how_to_install_it():
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1] == (
-        "ImportError: etp.pc needs 'mujou_pc', which is not installed: "
-        'pip install "etp-suite[pc]"'
+        "ImportError: etp.pc needs 'mujou_pc', which is not installed: pip install \"etp-suite[pc]\""
     )

@@ -36,10 +36,7 @@ def test_every_public_module_lists_its_names_and_has_them(package):
 @pytest.mark.parametrize("package", NOT_FLAT)
 def test_the_flat_namespace_has_every_public_name_of(package):
     public = set(importlib.import_module(package).__all__)
-    flat = (
-        set(NAMES[package])
-        | {name for name, module in MODULES.items() if module == f"{package}.{name}"} & public
-    )
+    flat = set(NAMES[package]) | {name for name, module in MODULES.items() if module == f"{package}.{name}"} & public
     assert flat == public - NOT_FLAT[package], "edit src/etp/_names.py"
 
 

@@ -38,17 +38,14 @@ else:
 
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF and name not in MODULES:
-            raise AttributeError(
-                f"module 'etp' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
-            )
+            raise AttributeError(f"module 'etp' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         module_name = MODULES.get(name) or _MODULE_OF[name]
         try:
             module = import_module(module_name)
         except ModuleNotFoundError as error:
             requirement = INSTALL.get(module_name, "etp-suite")
             raise ImportError(
-                f"etp.{name} needs {error.name!r}, which is not installed: "
-                f'pip install "{requirement}"'
+                f'etp.{name} needs {error.name!r}, which is not installed: pip install "{requirement}"'
             ) from error
         value = module if name in MODULES else getattr(module, name)
         globals()[name] = value
