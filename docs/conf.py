@@ -14,7 +14,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "public_names",
+    "public_api",
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 suppress_warnings = ["toc.empty_glob"]  # a section may have no page yet
@@ -31,6 +31,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 # Our own names have to resolve; those of other projects are not looked up.
 nitpick_ignore_regex = [(r"py:.*", r"(?!(etp|etp_core|etp_ops|etp_algorithms|etp_fastpath|mujou_pc)\b).*")]
@@ -39,4 +40,4 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 
-public_names_file = str(ROOT / "tests" / "public_api.txt")
+public_api_file = str(ROOT / "tests" / "public_api.txt")
