@@ -49,9 +49,9 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Types inside the packages (pyright) and in their public API (verifytypes)."""
     sync(session, "--all-packages", "--all-extras", groups=["types"])
-    session.run("pyright", "--pythonpath", python(session))
+    session.run("pyright")
     for name in [*map(import_name, PACKAGES), "etp"]:
-        session.run("pyright", "--pythonpath", python(session), "--ignoreexternal", "--verifytypes", name)
+        session.run("pyright", "--ignoreexternal", "--verifytypes", name)
 
 
 @nox.session(venv_backend="none")
