@@ -108,9 +108,11 @@ def lowest(session: nox.Session, package: str) -> None:
 
 @nox.session(python=DEFAULT)
 def workspace(session: nox.Session) -> None:
-    """The workspace as a whole: layout, public API, import cost, examples, README."""
-    sync(session, "--all-packages", "--all-extras", groups=["test", "examples"])
+    """The workspace as a whole: layout, public API, import cost, examples, READMEs, benchmarks once."""
+    sync(session, "--all-packages", "--all-extras", groups=["bench", "examples"])
     session.run("pytest", "tests", *session.posargs)
+    if BENCHMARKS and not session.posargs:
+        run_benchmarks(session, "--benchmark-disable")
 
 
 @nox.session(python=DEFAULT)
@@ -135,7 +137,7 @@ def property_(session: nox.Session, package: str) -> None:
 def bench(session: nox.Session) -> None:
     """Timings with pytest-benchmark; keep one with ``-- --benchmark-save=NAME``."""
     sync(session, "--all-packages", "--all-extras", groups=["bench", "examples"])
-    session.run("pytest", "-o", "python_files=bench_*.py", *(session.posargs or []), *BENCHMARKS)
+    run_benchmarks(session, *session.posargs)
 
 
 @nox.session(python=DEFAULT, default=False)
@@ -220,6 +222,11 @@ def run_tests(session: nox.Session, package: str, *options: str) -> None:
     session.run("pytest", f"packages/{package}/tests", *options, *session.posargs)
     if not options and not session.posargs:
         session.run("pytest", "--doctest-modules", "--pyargs", name, success_codes=[0, 5])
+
+
+def run_benchmarks(session: nox.Session, *options: str) -> None:
+    """Run every bench_*.py; with ``--benchmark-disable`` once each, to see that it works."""
+    session.run("pytest", "-o", "python_files=bench_*.py", *BENCHMARKS, *options)
 
 
 def directory(package: str) -> Path:

@@ -64,6 +64,14 @@ def test_a_distribution_shares_its_build_and_metadata(distribution):
     assert ours["project"]["name"] == distribution
 
 
+def test_the_pythons_of_the_checks_are_those_of_the_metadata():
+    pythons = (ROOT / ".python-version").read_text().split()
+    project = SETTINGS["project"]
+    assert project["requires-python"] == f">={min(pythons)}"
+    prefix = "Programming Language :: Python :: "
+    assert {f"{prefix}{python}" for python in pythons} == {c for c in project["classifiers"] if c.startswith(prefix)}
+
+
 def test_sources_and_settings_name_every_distribution():
     names = {import_name(distribution) for distribution in DISTRIBUTIONS}
     assert set(SETTINGS["tool"]["uv"]["sources"]) == set(DISTRIBUTIONS)
