@@ -1,0 +1,293 @@
+"""The nodes of a chain: Input, Layer and Output."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mujou_pc._time_constants import TimeConstants
+from mujou_pc.clock import LearnClock
+from mujou_pc.functional import loss_vjp, relax_, select_rows, vjp
+from mujou_pc.loss import Loss
+from mujou_pc.msg import (
+    Activity,
+    Prediction,
+    Sample,
+    activity_spec,
+    gradient_spec,
+    prediction_spec,
+    sample_spec,
+)
+from mujou_pc.optim import Optimizer
+from mujou_pc.relax import Euler, Relaxer
+from mujou_pc.runtime import DictSpec, MultiPort, Node, Port, TensorSpec
+
+__all__ = ["Input", "Layer", "Output"]
+
+EULER = Euler()
+
+
+class Input(Node):
+    """Sends what the host writes as an activity, in every update. It holds nothing.
+
+    Ports: `prev` receives a `Sample` from the host; `next` sends an `Activity` to each peer, and
+    does not read the gradient that comes back. `spec` is the spec of that activity.
+
+    Args:
+        x: spec of the samples, the batch first.
+        y: spec of the targets.
+        period: seconds between two updates.
+    """
+
+    def __init__(self, x: TensorSpec, y: TensorSpec, *, period: float) -> None:
+        super().__init__(period=period)
+        self.spec = activity_spec(x, y)
+        self.prev: Port[Sample, Any] = Port(receives=sample_spec(x, y))
+        self.next: MultiPort[Tensor, Activity] = MultiPort(receives=gradient_spec(x), sends=self.spec)
+
+    def on_update(self, dt: float) -> None:
+        """Pass the sample on, with the time of its write."""
+        message = self.prev.latest()
+        sample = message.value
+        self.next.send(
+            {
+                "h": sample["x"],
+                "y": sample["y"],
+                "mask": sample["mask"],
+                "reset": sample["reset"],
+                "time": message.time,
+            }
+        )
+
+
+class Layer(Node):
+    """Holds one module, the deviation from its prediction and the dual, and learns its weights.
+
+    Ports: `prev` receives an `Activity` and sends `g_in` back; `next` sends the prediction of the
+    module as an `Activity` to each peer and receives their gradients. `spec` is the spec of that
+    activity. State: `module`, `r`, `lam`, `clock`, `optimizer`, `relaxer`.
+
+    Args:
+        module: any module from one tensor (B, ...) to one. It runs once in every update.
+        spec: of the activity it reads: `spec` of the node before, or `msg.activity_spec(...)`.
+        tau: time constants of the relaxation.
+        optimizer: setting of how the weights move.
+        learn_interval: seconds between two learning updates; None: every update; `math.inf`: never.
+        relaxer: setting of how the deviation moves.
+        period: seconds between two updates; `tau.period` by default.
+
+    Raises:
+        ValueError: `period` is longer than `tau.max_dt`, or the module does not keep the batch.
+        TypeError: the module does not return one tensor.
+
+    Warns:
+        UserWarning: the module holds Dropout or BatchNorm in training mode.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: DictSpec,
+        *,
+        tau: TimeConstants,
+        optimizer: Optimizer,
+        learn_interval: float | None,
+        relaxer: Relaxer = EULER,
+        period: float | None = None,
+    ) -> None:
+        super().__init__(period=tau.period if period is None else period)
+        h_in, y = _activity_fields(spec)
+        mu = _output_spec(module, h_in)
+        self.prev: Port[Activity, Tensor] = Port(receives=spec, sends=gradient_spec(h_in))
+        self.spec = activity_spec(mu, y)
+        self.next: MultiPort[Tensor, Activity] = MultiPort(receives=gradient_spec(mu), sends=self.spec)
+        self.module = module
+        self.tau = tau
+        self.clock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
+        self.r = self.register_state("r", mu.zero())
+        self.lam = self.register_state("lam", mu.zero())
+        self.relaxer = relaxer.bind(self.r)
+        self._params = _learning(module)
+        self.optimizer = optimizer.bind(self._params)
+        self._targets = _Targets()
+
+    def on_update(self, dt: float) -> None:
+        """Read, tick, send `g_in`, relax, send the prediction, learn."""
+        activity = self.prev.read()
+        tick = self.clock.tick(dt, activity["time"], self.timer.now())
+        if tick.new:
+            self._start_anew(activity["reset"])
+        targets = self._targets.of(activity["mask"])
+        learn = tick.learn and targets.some
+        mu, g_in, g_theta = vjp(
+            self.module,
+            activity["h"],
+            lambda mu: select_rows(self.r + self.lam, targets.mask),
+            self._params if learn else (),
+        )
+        self.prev.send(select_rows(g_in, targets.mask))
+        relax_(self.r, self.lam, self._g(), dt=tick.dt, tau=self.tau, relaxer=self.relaxer)
+        self.next.send({**activity, "h": mu})
+        if learn:
+            self.optimizer.step_([g / len(mu) for g in g_theta], tick.elapsed)
+
+    def _start_anew(self, reset: Tensor) -> None:
+        rows = reset.view(-1, *[1] * (self.r.dim() - 1))
+        self.r.masked_fill_(rows, 0)
+        self.lam.masked_fill_(rows, 0)
+        self.relaxer.reset_(reset)
+
+    def _g(self) -> Tensor:
+        first, *others = self.next.read() or (torch.zeros_like(self.r),)
+        for other in others:
+            first = first + other
+        return first
+
+
+class Output(Node):
+    """Holds the last module and the loss, predicts, and learns. It holds neither r nor lam.
+
+    Ports: `prev` receives an `Activity` and sends the gradient of the loss back; `next` sends a
+    `Prediction`. State: `module`, `clock`, `optimizer`.
+
+    Args:
+        module: any module from one tensor (B, ...) to one. It runs once in every update.
+        spec: of the activity it reads.
+        loss: gives one value for each sample.
+        tau: time constants of the chain; the period and the cap of dt come from them.
+        optimizer: setting of how the weights move.
+        learn_interval: seconds between two learning updates; None: every update; `math.inf`: never.
+        period: seconds between two updates; `tau.period` by default.
+
+    Raises:
+        ValueError: `period` is longer than `tau.max_dt`, or the loss does not have the shape (B,).
+        TypeError: the module does not return one tensor.
+
+    Warns:
+        UserWarning: the module holds Dropout or BatchNorm in training mode.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: DictSpec,
+        *,
+        loss: Loss,
+        tau: TimeConstants,
+        optimizer: Optimizer,
+        learn_interval: float | None,
+        period: float | None = None,
+    ) -> None:
+        super().__init__(period=tau.period if period is None else period)
+        h_in, y = _activity_fields(spec)
+        y_hat = _output_spec(module, h_in)
+        loss_vjp(nn.Identity(), y_hat.zero(), loss, y.zero())
+        self.prev: Port[Activity, Tensor] = Port(receives=spec, sends=gradient_spec(h_in))
+        self.next: Port[Any, Prediction] = Port(sends=prediction_spec(y_hat, y))
+        self.module = module
+        self.loss = loss
+        self.clock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
+        self._params = _learning(module)
+        self.optimizer = optimizer.bind(self._params)
+        self._targets = _Targets()
+
+    def on_update(self, dt: float) -> None:
+        """Read, tick, send the gradient of the loss, send the prediction, learn."""
+        activity = self.prev.read()
+        tick = self.clock.tick(dt, activity["time"], self.timer.now())
+        targets = self._targets.of(activity["mask"])
+        learn = tick.learn and targets.some
+        y_hat, g_in, g_theta = loss_vjp(
+            self.module,
+            activity["h"],
+            self.loss,
+            activity["y"],
+            targets.mask,
+            self._params if learn else (),
+        )
+        self.prev.send(g_in)
+        self.next.send(
+            {
+                "y_hat": y_hat,
+                "y": activity["y"],
+                "mask": activity["mask"],
+                "time": activity["time"],
+            }
+        )
+        if learn:
+            self.optimizer.step_([g / len(y_hat) for g in g_theta], tick.elapsed)
+
+
+class _Targets:
+    """Which samples have a target. Asked of a mask once: it stays the same tensor until the next write."""
+
+    def __init__(self) -> None:
+        self._asked: Tensor | None = None
+        self.some = False
+        self.mask: Tensor | None = None
+
+    def of(self, mask: Tensor) -> "_Targets":
+        if mask is not self._asked:
+            self._asked = mask
+            self.some = bool(mask.any())
+            self.mask = None if bool(mask.all()) else mask
+        return self
+
+
+def _activity_fields(spec: DictSpec) -> tuple[TensorSpec, TensorSpec]:
+    h, y = spec.fields.get("h"), spec.fields.get("y")
+    if not (isinstance(h, TensorSpec) and isinstance(y, TensorSpec) and spec == activity_spec(h, y)):
+        raise ValueError(
+            f"spec must be that of an activity, but got {spec}: take node.spec of the node before, "
+            "or make it with msg.activity_spec(h, y)"
+        )
+    return h, y
+
+
+def _learning(module: nn.Module) -> tuple[nn.Parameter, ...]:
+    return tuple(param for param in module.parameters() if param.requires_grad)
+
+
+def _output_spec(module: nn.Module, h_in: TensorSpec) -> TensorSpec:
+    """What the module makes of such an input; found by calling it once on zeros."""
+    _warn_if_random(module)
+    with torch.no_grad(), _evaluating(module):
+        mu = module(h_in.zero())
+    if not (isinstance(mu, Tensor) and mu.is_floating_point()):
+        raise TypeError(
+            f"{type(module).__name__} returned {type(mu).__name__}, but a node needs one tensor of floats: "
+            "wrap the module so that it returns the one to send on"
+        )
+    if mu.shape[:1] != h_in.shape[:1]:
+        raise ValueError(
+            f"{type(module).__name__} made {list(mu.shape)} of {list(h_in.shape)}: the first axis must stay the batch"
+        )
+    return replace(h_in, shape=tuple(mu.shape), dtype=mu.dtype, device=mu.device)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, so that a trial call leaves statistics and random numbers as they were."""
+    training = [inner for inner in module.modules() if inner.training]
+    for inner in training:
+        inner.training = False
+    try:
+        yield
+    finally:
+        for inner in training:
+            inner.training = True
+
+
+def _warn_if_random(module: nn.Module) -> None:
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    found = [type(inner).__name__ for inner in module.modules() if isinstance(inner, kinds) and inner.training]
+    if found:
+        warnings.warn(
+            f"{', '.join(found)} in training mode: a node runs its module in every update, many times "
+            "for each sample, so the prediction would never settle; call module.eval() first",
+            stacklevel=4,
+        )

@@ -1,0 +1,161 @@
+"""The formulas of one update, without state.
+
+Signs: `delta` is an error, `g_in` and `g_theta` are gradients of the loss, so a node moves against
+them. For a Layer `g_in = -J_h^T delta` and `g_theta = -J_theta^T delta`, with the Jacobians of its
+module with respect to the input and the weights.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mujou_pc._time_constants import TimeConstants
+from mujou_pc.loss import Loss
+from mujou_pc.relax import BoundRelaxer
+
+__all__ = ["Vjp", "loss_vjp", "relax_", "select_rows", "vjp"]
+
+
+class Vjp(NamedTuple):
+    """An output and the gradients with respect to what it was computed from; none has a graph.
+
+    Args:
+        mu: the output of the module.
+        g_in: the gradient for the input, in its shape.
+        g_theta: the gradient for each weight, summed over the batch.
+    """
+
+    mu: Tensor
+    g_in: Tensor
+    g_theta: tuple[Tensor, ...]
+
+
+def vjp(
+    f: Callable[[Tensor], Tensor],
+    h_in: Tensor,
+    delta: Callable[[Tensor], Tensor],
+    params: Sequence[Tensor] = (),
+) -> Vjp:
+    """The prediction of a node and the gradients its error sends back, in one product.
+
+    Args:
+        f: the module; called once.
+        h_in: the activity from the node before, (B, ...). It is detached: no graph crosses nodes.
+        delta: makes the error from the prediction mu, both (B, ...).
+        params: the weights to differentiate; none when the node does not learn. A frozen or
+            unused one gets zeros.
+    """
+    with torch.enable_grad():
+        h_in = _leaf(h_in)
+        mu = f(h_in)
+    value = mu.detach()
+    return Vjp(value, *_gradients(mu, h_in, params, delta(value).neg()))
+
+
+def loss_vjp(
+    f: Callable[[Tensor], Tensor],
+    h_in: Tensor,
+    loss: Loss,
+    y: Tensor,
+    mask: Tensor | None = None,
+    params: Sequence[Tensor] = (),
+) -> Vjp:
+    """The output of the last module and the gradients of the summed loss of the samples with a target.
+
+    Args:
+        f: the module; called once.
+        h_in: the activity from the node before, (B, ...), detached.
+        loss: gives one value for each sample.
+        y: the targets, (B, ...).
+        mask: bool (B,); rows with False are left out, whatever they hold. None: no row is.
+        params: the weights to differentiate.
+
+    Raises:
+        ValueError: the loss does not have the shape (B,).
+    """
+    with torch.enable_grad():
+        h_in = _leaf(h_in)
+        y_hat = f(h_in)
+        total = _total_loss(loss, y_hat, y, mask)
+    g_in, g_theta = _gradients(total, h_in, params, None)
+    return Vjp(y_hat.detach(), select_rows(g_in, mask), g_theta)
+
+
+def relax_(
+    r: Tensor,
+    lam: Tensor,
+    g: Tensor,
+    *,
+    dt: float,
+    tau: TimeConstants,
+    relaxer: BoundRelaxer,
+) -> None:
+    """Move the deviation along its force, then the dual along the moved deviation, in place.
+
+    The force is `F = (1 + tau_h / tau_r) r + lam + g`. The relaxer moves r by it, with Euler
+    `r -= dt / tau_h F`; then `lam += dt / tau_lam r`.
+
+    Args:
+        r: the deviation, (B, ...).
+        lam: the dual, (B, ...).
+        g: the summed gradient from the next nodes, (B, ...).
+        dt: seconds; 0 moves nothing.
+        tau: the time constants.
+        relaxer: what moves r.
+    """
+    if dt == 0:
+        return
+    force = torch.add(lam, g).add_(r, alpha=1 + tau.h / tau.r)
+    relaxer.step_(r, force, dt, tau.h)
+    lam.add_(r, alpha=dt / tau.lam)
+
+
+def select_rows(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values, with 0 in the rows whose mask is False, even where those hold NaN.
+
+    Args:
+        values: (B, ...).
+        mask: bool (B,); None leaves all as they are.
+    """
+    if mask is None:
+        return values
+    return torch.where(mask.view(-1, *[1] * (values.dim() - 1)), values, torch.zeros_like(values))
+
+
+def _leaf(h_in: Tensor) -> Tensor:
+    return h_in.detach().requires_grad_(h_in.is_floating_point())
+
+
+# Rows without a target are replaced before the loss and left out after it: the first keeps NaN and
+# classes out of range from the loss, the second keeps its value at the replacement out of the sum.
+def _total_loss(loss: Loss, y_hat: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    losses = loss(select_rows(y_hat, mask), select_rows(y, mask))
+    if losses.shape != y_hat.shape[:1]:
+        raise ValueError(
+            f"the loss returned the shape {list(losses.shape)}, but one value for each sample is "
+            f"needed, (B,) = {list(y_hat.shape[:1])}: average over every axis but the first"
+        )
+    return select_rows(losses, mask).sum()
+
+
+def _gradients(
+    output: Tensor, h_in: Tensor, params: Sequence[Tensor], grad_output: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    inputs = [h_in, *params]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    if not (output.requires_grad and wanted):
+        wanted = []
+    found = iter(torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ())
+    known = {id(tensor) for tensor in wanted}
+    grads = [next(found) if id(tensor) in known else None for tensor in inputs]
+    g_in, *g_theta = [
+        _zeros_for(tensor, output) if grad is None else grad for tensor, grad in zip(inputs, grads, strict=True)
+    ]
+    return g_in, tuple(g_theta)
+
+
+def _zeros_for(tensor: Tensor, output: Tensor) -> Tensor:
+    dtype = tensor.dtype if tensor.is_floating_point() else output.dtype
+    return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)

@@ -1,0 +1,48 @@
+"""What every engine promises: the part of a run that decides who updates next."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Engine"]
+
+
+class Engine(Protocol):
+    """How the nodes of a run come to update. A run talks to its engine through this alone."""
+
+    def start(self) -> None:
+        """Start the nodes."""
+        ...
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None, until_ns: int) -> bool:
+        """Block the host until the condition holds or the run ends.
+
+        Returns:
+            Whether the condition held; False when `timeout` seconds passed, the timer reached `until_ns` (unless -1),
+            or the run ended.
+        """
+        ...
+
+    def hold(self) -> None:
+        """Let the updates in progress finish and begin no other, until `release`. Calls nest."""
+        ...
+
+    def release(self) -> None:
+        """Take back one `hold`."""
+        ...
+
+    def reschedule(self) -> None:
+        """Read the due times of all nodes anew. Only while held."""
+        ...
+
+    def notify(self) -> None:
+        """Let waiting hosts look at their conditions again."""
+        ...
+
+    def stop(self, timeout: float) -> None:
+        """End the run: see `Run.stop`."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether every node has ended."""
+        ...

@@ -1,0 +1,135 @@
+"""The nodes of a run from start to end: hooks are called here, and a hook that raises ends the run."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mujou_pc.runtime._errors import NetworkError
+from mujou_pc.runtime._network import Part, channels, open_ports, walk
+from mujou_pc.runtime._port import AnyPort, Channel, Port
+from mujou_pc.runtime._schedule import Cell, begin_update
+from mujou_pc.runtime._timer import Timer
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """The nodes and channels of one run, and how far they are. `on_failure` is called when a hook raised.
+
+    Args:
+        root: the network to run; its open ports are joined to the host.
+        timer: the timer of the run.
+    """
+
+    on_failure: Callable[[], None]
+
+    def __init__(self, root: Part, timer: Timer) -> None:
+        self.timer = timer
+        self.cells = [Cell(i, path or "node", node) for i, (path, node) in enumerate(walk(root))]
+        for cell in self.cells:
+            if cell.node._timer is not None:
+                raise RuntimeError(f"node {cell.path!r} is in another run: stop that one first")
+        self.open_ports = dict(open_ports(root))
+        self.host_ports = {id(port): _join_host(name, port) for name, port in self.open_ports.items()}
+        self.channels: dict[str, Channel] = dict(channels(root)) | {
+            channel.name: channel for _, channel in self.host_ports.values()
+        }
+        self.failure: NetworkError | None = None
+        self.on_failure = lambda: None
+        self._lock = threading.Lock()
+        self._inside = threading.local()
+
+    def attach(self) -> None:
+        """Give the nodes their timer, and the channels their first messages."""
+        now = self.timer.now().ns
+        for cell in self.cells:
+            cell.node._timer = self.timer
+            cell.last_ns, cell.due_ns = now, now + cell.period_ns
+            for port in cell.node.ports().values():
+                port._now = self.timer.now
+        for host, _ in self.host_ports.values():
+            host._now = self.timer.now
+        for channel in self.channels.values():
+            channel.clear()
+
+    def detach(self) -> None:
+        """Let the nodes go, so that another run can have them."""
+        for cell in self.cells:
+            cell.node._timer = None
+            for port in cell.node.ports().values():
+                port._now = None
+        for _, channel in self.host_ports.values():
+            channel.detach()
+
+    def start(self) -> None:
+        """Call `on_start` of every node; a failure ends the run."""
+        for cell in self.cells:
+            if not self.call(cell, "on_start"):
+                return
+
+    def update(self, cell: Cell, now_ns: int) -> None:
+        """One update of one node; a failure ends the run."""
+        began = time.perf_counter()
+        dt = begin_update(cell, now_ns)
+        self.call(cell, "on_update", dt)
+        cell.update_seconds += time.perf_counter() - began
+
+    def call(self, cell: Cell, hook: str, *args: Any) -> bool:
+        """Call one hook; whether it returned. An exception becomes the failure of the run."""
+        cell.hook = hook
+        self._inside.hook = getattr(self._inside, "hook", 0) + 1
+        try:
+            getattr(cell.node, hook)(*args)
+        except BaseException as cause:
+            self._failed(cell, hook, cause)
+            return False
+        finally:
+            self._inside.hook -= 1
+            cell.hook = None
+        return True
+
+    def end(self, cells: list[Cell]) -> None:
+        """Call `on_stop` of those nodes that have not ended yet."""
+        for cell in cells:
+            if self._claim_end(cell):
+                self.call(cell, "on_stop")
+
+    def hooks(self) -> dict[str, str]:
+        """The nodes that are in a hook, and which."""
+        return {cell.path: hook for cell in self.cells if (hook := cell.hook) is not None}
+
+    def in_hook(self) -> bool:
+        """Whether the calling thread is inside a hook of this run."""
+        return getattr(self._inside, "hook", 0) > 0
+
+    def refuse_in_hook(self, what: str) -> None:
+        """Refuse a call that would wait for the very hook it is made from."""
+        if self.in_hook():
+            raise RuntimeError(f"{what} from inside a hook would wait for that hook: call it from the host")
+
+    def _claim_end(self, cell: Cell) -> bool:
+        with self._lock:
+            claimed = not cell.ended
+            cell.ended = True
+        return claimed
+
+    def _failed(self, cell: Cell, hook: str, cause: BaseException) -> None:
+        error = NetworkError(cell.path, hook, cause)
+        with self._lock:
+            first = self.failure is None
+            if first:
+                self.failure = error
+        if not first and self.failure is not None:
+            self.failure.add_note(f"then node {cell.path!r} raised {cause!r} in {hook}")
+        self.on_failure()
+        if hook not in ("on_stop", "on_exception"):
+            self._claim_end(cell)
+            self.call(cell, "on_exception", cause)
+
+
+def _join_host(name: str, port: AnyPort) -> tuple[Port[Any, Any], Channel]:
+    host: Port[Any, Any] = Port(receives=port.sends, sends=port.receives)
+    host.name = f"host.{name}"
+    channel = Channel(host, port)
+    return host, channel
