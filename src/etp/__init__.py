@@ -4,10 +4,10 @@
 
     import etp
 
-    etp.matmul           # etp_ops.matmul
-    etp.D_RTRL           # etp_algorithms.D_RTRL
-    etp.oracle, etp.nn   # modules: etp_algorithms.oracle, etp_ops.nn
-    etp.pc               # mujou_pc; needs `pip install "etp-suite[pc]"`
+    etp.matmul    # etp_ops.matmul
+    etp.D_RTRL    # etp_algorithms.D_RTRL
+    etp.oracle    # a module: etp_algorithms.oracle
+    etp.pc        # mujou_pc; needs `pip install "etp-suite[pc]"`
 """
 
 import sys
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from etp_core import *
     from etp_core import testing as testing
     from etp_ops import *
-    from etp_ops import nn as nn
 
-    __all__ = ["nn", "oracle", "pc", "testing"]
+    __all__ = ["oracle", "pc", "testing"]
     __all__ += etp_core.__all__
     __all__ += etp_ops.__all__
     __all__ += etp_algorithms.__all__

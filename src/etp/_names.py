@@ -35,14 +35,10 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 MODULES: dict[str, str] = {
-    "nn": "etp_ops.nn",
     "oracle": "etp_algorithms.oracle",
     "pc": "mujou_pc",
     "testing": "etp_core.testing",
 }
 
 # How to install what a plain `pip install etp-suite` leaves out.
-INSTALL: dict[str, str] = {
-    "etp_ops.nn": "etp-suite[nn]",
-    "mujou_pc": "etp-suite[pc]",
-}
+INSTALL: dict[str, str] = {"mujou_pc": "etp-suite[pc]"}
