@@ -69,9 +69,9 @@ def _batch(primitive: "ETPPrimitive", args: tuple[Any, ...], axes: tuple[Any, ..
             y = primitive.bind(*rest(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])), **static)
             return y.reshape(*x.shape[:2], *y.shape[1:]), 0
     warnings.warn(
-        f"vmap maps a weight of {primitive.name}, or data it cannot take batched: the operator dissolves into plain JAX "
-        f"and the weight is invisible to the trace compiler. Map over the data only (in_axes=None for weights), "
-        f"or batch the operand yourself.",
+        f"vmap maps a weight of {primitive.name}, or data it cannot take batched: the operator dissolves into "
+        f"plain JAX and the weight is invisible to the trace compiler. Map over the data only (in_axes=None for "
+        f"weights), or batch the operand yourself.",
         RelationLostWarning,
         stacklevel=2,
     )
