@@ -66,20 +66,13 @@ def wheels(session: nox.Session) -> None:
 def install(session: nox.Session, package: str) -> None:
     """Install one wheel as a user would, alone and with its extras, and import every module."""
     (wheel,) = DIST.glob(f"{package.replace('-', '_')}-*.whl")
-    metadata = project(package)
-    for extras in [
-        "",
-        *([f"[{','.join(metadata['optional-dependencies'])}]"] if "optional-dependencies" in metadata else []),
-    ]:
-        session.install("--no-sources", f"--find-links={DIST}", f"{package}{extras} @ {wheel.as_uri()}")
+    cases = {"": []}
+    if extras := ",".join(project(package).get("optional-dependencies", {})):
+        cases[f"[{extras}]"] = ["--strict"]
+    for suffix, options in cases.items():
+        session.install("--no-sources", f"--find-links={DIST}", f"{package}{suffix} @ {wheel.as_uri()}")
         session.run("uv", "pip", "check")
-        session.run(
-            "python",
-            "-I",
-            ".ci/import_all.py",
-            import_name(package),
-            *(["--strict"] if extras else []),
-        )
+        session.run("python", "-I", ".ci/import_all.py", import_name(package), *options)
 
 
 @nox.session(python=sorted(PYTHONS))
@@ -88,22 +81,17 @@ def tests(session: nox.Session, package: str) -> None:
     """The tests of one package, with nothing installed but what it declares."""
     sync(session, "--package", package, groups=["test"])
     session.run("uv", "pip", "check")
-    run_tests(session, package)
+    run_tests(session, package, *session.posargs)
 
 
 @nox.session(python=LOWEST)
 @each_package
 def lowest(session: nox.Session, package: str) -> None:
     """The same tests on the lowest versions that the package accepts."""
-    directory = f"packages/{package}"
-    session.install(
-        "--resolution=lowest-direct",
-        f"--reinstall-package={package}",
-        f"./{directory}",
-        "--group",
-        f"{directory}/pyproject.toml:test",
-    )
-    run_tests(session, package)
+    path = f"packages/{package}"
+    test_group = f"--group={path}/pyproject.toml:test"
+    session.install("--resolution=lowest-direct", f"--reinstall-package={package}", f"./{path}", test_group)
+    run_tests(session, package, *session.posargs)
 
 
 @nox.session(python=DEFAULT)
@@ -130,7 +118,7 @@ def docs(session: nox.Session) -> None:
 def property_(session: nox.Session, package: str) -> None:
     """Property tests with many more examples."""
     sync(session, "--package", package, groups=["test"])
-    run_tests(session, package, "-m", "property")
+    run_tests(session, package, "-m", "property", *session.posargs)
 
 
 @nox.session(python=DEFAULT, default=False)
@@ -145,14 +133,14 @@ def gpu(session: nox.Session) -> None:
     """The tests that need an accelerator, on a machine that has one."""
     sync(session, "--package", "etp-fastpath", groups=["test"])
     session.install("jax[cuda12]")
-    run_tests(session, "etp-fastpath", "-m", "gpu")
+    run_tests(session, "etp-fastpath", "-m", "gpu", *session.posargs)
 
 
 @nox.session(python=DEFAULT, default=False)
 def soak(session: nox.Session) -> None:
     """Minutes of asynchronous running: leaks, drift, lost updates."""
     sync(session, "--package", "mujou-pc", groups=["test"])
-    run_tests(session, "mujou-pc", "-m", "soak")
+    run_tests(session, "mujou-pc", "-m", "soak", *session.posargs)
 
 
 @nox.session(python=DEFAULT, default=False)
@@ -165,31 +153,22 @@ def api(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def constraints(session: nox.Session) -> None:
     """Write constraints.txt anew: names and versions of what was tested last."""
-    session.run(
-        "uv",
-        "export",
-        "--all-packages",
-        "--all-extras",
-        "--all-groups",
-        "--quiet",
-        "--no-hashes",
-        "--no-emit-workspace",
-        "--no-annotate",
-        "--no-header",
-        "--output-file",
-        "constraints.txt",
-        external=True,
-    )
+    what = ["--all-packages", "--all-extras", "--all-groups", "--output-file=constraints.txt"]
+    bare = ["--no-hashes", "--no-emit-workspace", "--no-annotate", "--no-header", "--quiet"]
+    session.run("uv", "export", *what, *bare, external=True)
 
 
 @nox.session(python=DEFAULT, default=False)
 def release(session: nox.Session) -> None:
     """Prepare a release of one package: ``nox -s release -- etp-core minor``."""
+    if len(session.posargs) != 2:
+        session.error("Give a package and a part: nox -s release -- etp-core minor|patch")
     package, part = session.posargs
-    session.run("uv", "version", "--package", package, "--bump", part, "--no-sync")
-    version = project(package)["version"]
+    bump = ("uv", "version", "--package", package, "--bump", part, "--short")
+    version = str(session.run(*bump, "--dry-run", silent=True)).split()[-1]
     if f"\n## {version}" not in (directory(package) / "CHANGELOG.md").read_text():
         session.error(f"{package}/CHANGELOG.md has no section '## {version}'.")
+    session.run(*bump, "--no-sync")
     for dependant in [package, *dependants(package)]:
         sync(session, "--package", dependant, groups=["test"])
         session.run("uv", "pip", "check")
@@ -203,25 +182,17 @@ def release(session: nox.Session) -> None:
 
 def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
     """Make the session's environment hold exactly these packages and dependency groups."""
-    session.run_install(
-        "uv",
-        "sync",
-        "--exact",
-        "--no-default-groups",
-        "--quiet",
-        *what,
-        *(f"--group={group}" for group in groups),
-        f"--python={python(session)}",
-        env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
-    )
+    options = ["--exact", "--no-default-groups", "--quiet", f"--python={python(session)}"]
+    options += [f"--group={group}" for group in groups]
+    environment = {"UV_PROJECT_ENVIRONMENT": session.virtualenv.location}
+    session.run_install("uv", "sync", *options, *what, env=environment)
 
 
 def run_tests(session: nox.Session, package: str, *options: str) -> None:
-    """Run a package's tests, and the examples in its docstrings."""
-    name = import_name(package)
-    session.run("pytest", f"packages/{package}/tests", *options, *session.posargs)
-    if not options and not session.posargs:
-        session.run("pytest", "--doctest-modules", "--pyargs", name, success_codes=[0, 5])
+    """Run a package's tests; all of them means the examples in its docstrings too."""
+    session.run("pytest", f"packages/{package}/tests", *options)
+    if not options:
+        session.run("pytest", "--doctest-modules", "--pyargs", import_name(package), success_codes=[0, 5])
 
 
 def run_benchmarks(session: nox.Session, *options: str) -> None:
