@@ -3,15 +3,17 @@
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
 from mujou_pc._nodes import EULER, Input, Layer, Output
 from mujou_pc._time_constants import TimeConstants
 from mujou_pc.loss import Loss
+from mujou_pc.msg import Prediction, Sample
 from mujou_pc.optim import Optimizer
 from mujou_pc.relax import Relaxer
-from mujou_pc.runtime import Network, TensorSpec
+from mujou_pc.runtime import Network, Port, TensorSpec
 
 __all__ = ["Chain"]
 
@@ -59,7 +61,7 @@ class Chain(Network):
             raise ValueError("a chain needs at least one module, for its Output")
         period = tau.period if period is None else period
         _warn_if_early(learn_interval, 2 * (len(modules) - 1) * period)
-        self.input = Input(x, y, period=period)
+        self.input: Input = Input(x, y, period=period)
         layers: list[Layer] = []
         for module in modules[:-1]:
             layers.append(
@@ -73,8 +75,8 @@ class Chain(Network):
                     period=period,
                 )
             )
-        self.layers = tuple(layers)
-        self.output = Output(
+        self.layers: tuple[Layer, ...] = tuple(layers)
+        self.output: Output = Output(
             modules[-1],
             (layers or [self.input])[-1].spec,
             loss=loss,
@@ -83,8 +85,8 @@ class Chain(Network):
             learn_interval=learn_interval,
             period=period,
         )
-        self.prev = self.input.prev
-        self.next = self.output.next
+        self.prev: Port[Sample, Any] = self.input.prev
+        self.next: Port[Any, Prediction] = self.output.next
         row = [self.input, *layers, self.output]
         super().__init__(
             {

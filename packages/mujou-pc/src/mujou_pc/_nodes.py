@@ -1,7 +1,7 @@
 """The nodes of a chain: Input, Layer and Output."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,8 +22,8 @@ from mujou_pc.msg import (
     prediction_spec,
     sample_spec,
 )
-from mujou_pc.optim import Optimizer
-from mujou_pc.relax import Euler, Relaxer
+from mujou_pc.optim import BoundOptimizer, Optimizer
+from mujou_pc.relax import BoundRelaxer, Euler, Relaxer
 from mujou_pc.runtime import DictSpec, MultiPort, Node, Port, TensorSpec
 
 __all__ = ["Input", "Layer", "Output"]
@@ -45,7 +45,7 @@ class Input(Node):
 
     def __init__(self, x: TensorSpec, y: TensorSpec, *, period: float) -> None:
         super().__init__(period=period)
-        self.spec = activity_spec(x, y)
+        self.spec: DictSpec = activity_spec(x, y)
         self.prev: Port[Sample, Any] = Port(receives=sample_spec(x, y))
         self.next: MultiPort[Tensor, Activity] = MultiPort(receives=gradient_spec(x), sends=self.spec)
 
@@ -103,16 +103,16 @@ class Layer(Node):
         h_in, y = _activity_fields(spec)
         mu = _output_spec(module, h_in)
         self.prev: Port[Activity, Tensor] = Port(receives=spec, sends=gradient_spec(h_in))
-        self.spec = activity_spec(mu, y)
+        self.spec: DictSpec = activity_spec(mu, y)
         self.next: MultiPort[Tensor, Activity] = MultiPort(receives=gradient_spec(mu), sends=self.spec)
         self.module = module
         self.tau = tau
-        self.clock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
-        self.r = self.register_state("r", mu.zero())
-        self.lam = self.register_state("lam", mu.zero())
-        self.relaxer = relaxer.bind(self.r)
+        self.clock: LearnClock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
+        self.r: Tensor = self.register_state("r", mu.zero())
+        self.lam: Tensor = self.register_state("lam", mu.zero())
+        self.relaxer: BoundRelaxer = relaxer.bind(self.r)
         self._params = _learning(module)
-        self.optimizer = optimizer.bind(self._params)
+        self.optimizer: BoundOptimizer = optimizer.bind(self._params)
         self._targets = _Targets()
 
     def on_update(self, dt: float) -> None:
@@ -190,9 +190,9 @@ class Output(Node):
         self.next: Port[Any, Prediction] = Port(sends=prediction_spec(y_hat, y))
         self.module = module
         self.loss = loss
-        self.clock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
+        self.clock: LearnClock = LearnClock.of(tau, period=self.period, learn_interval=learn_interval)
         self._params = _learning(module)
-        self.optimizer = optimizer.bind(self._params)
+        self.optimizer: BoundOptimizer = optimizer.bind(self._params)
         self._targets = _Targets()
 
     def on_update(self, dt: float) -> None:
@@ -270,7 +270,7 @@ def _output_spec(module: nn.Module, h_in: TensorSpec) -> TensorSpec:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _evaluating(module: nn.Module) -> Generator[None]:
     """Evaluation mode, so that a trial call leaves statistics and random numbers as they were."""
     training = [inner for inner in module.modules() if inner.training]
     for inner in training:

@@ -23,7 +23,7 @@ class ByHand:
         self._schedule: Schedule | None = None
         self._held = 0
         self._stopping = False
-        self.ended = False
+        self.ended: bool = False
 
     def start(self) -> None:
         self._lives.on_failure = self._request_stop

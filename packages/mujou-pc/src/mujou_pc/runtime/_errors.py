@@ -29,7 +29,7 @@ class NetworkError(RuntimeError):
         )
         self.node = node
         self.hook = hook
-        self.__cause__ = cause
+        self.__cause__: BaseException | None = cause
 
 
 class StuckError(TimeoutError):

@@ -26,12 +26,12 @@ class Lifecycle:
 
     def __init__(self, root: Part, timer: Timer) -> None:
         self.timer = timer
-        self.cells = [Cell(i, path or "node", node) for i, (path, node) in enumerate(walk(root))]
+        self.cells: list[Cell] = [Cell(i, path or "node", node) for i, (path, node) in enumerate(walk(root))]
         for cell in self.cells:
             if cell.node._timer is not None:
                 raise RuntimeError(f"node {cell.path!r} is in another run: stop that one first")
-        self.open_ports = dict(open_ports(root))
-        self.host_ports = {id(port): _join_host(name, port) for name, port in self.open_ports.items()}
+        self.open_ports: dict[str, AnyPort] = dict(open_ports(root))
+        self.host_ports: dict[int, tuple[Port[Any, Any], Channel]] = {id(port): _join_host(name, port) for name, port in self.open_ports.items()}
         self.channels: dict[str, Channel] = dict(channels(root)) | {
             channel.name: channel for _, channel in self.host_ports.values()
         }

@@ -48,9 +48,9 @@ class Network:
                 channel.detach()
             _release(parts)
             raise
-        self.parts = MappingProxyType(dict(parts))
-        self.open_ports = MappingProxyType(dict(ports))
-        self.joined = tuple(joined)
+        self.parts: Mapping[str, Part] = MappingProxyType(dict(parts))
+        self.open_ports: Mapping[str, AnyPort] = MappingProxyType(dict(ports))
+        self.joined: tuple[Channel, ...] = tuple(joined)
         self._placed = False
 
 
@@ -66,8 +66,8 @@ class Group:
 
     def __init__(self, parts: Mapping[str, "Part"]) -> None:
         _check_names(list(parts))
-        self.open_ports = MappingProxyType({port.name: port for port in _claim(parts)})
-        self.parts = MappingProxyType(dict(parts))
+        self.open_ports: Mapping[str, AnyPort] = MappingProxyType({port.name: port for port in _claim(parts)})
+        self.parts: Mapping[str, Part] = MappingProxyType(dict(parts))
         self.joined: tuple[Channel, ...] = ()
         self._placed = False
 

@@ -34,6 +34,8 @@ class Slot:
     __slots__ = ("listeners", "message", "spec")
 
     listeners: tuple[Callable[[Message], None], ...]
+    message: Message
+    spec: Spec
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -140,10 +142,10 @@ class Channel:
                     f"cannot join {first.name} and {second.name}: {end.name} is a Port and has a peer already; "
                     f"make it a MultiPort, or leave out the join with {other.name}"
                 )
-        self.name = f"{first.name}->{second.name}"
-        self.ends = (first, second)
-        self.forward = None if first.sends is None else Slot(first.sends)
-        self.back = None if second.sends is None else Slot(second.sends)
+        self.name: str = f"{first.name}->{second.name}"
+        self.ends: tuple[AnyPort, AnyPort] = (first, second)
+        self.forward: Slot | None = None if first.sends is None else Slot(first.sends)
+        self.back: Slot | None = None if second.sends is None else Slot(second.sends)
         first._attach(self.back, self.forward)
         second._attach(self.forward, self.back)
 

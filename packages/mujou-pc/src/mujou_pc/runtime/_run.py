@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -268,7 +268,7 @@ class Run:
         }
 
     @contextmanager
-    def _quiet(self, what: str) -> Iterator[None]:
+    def _quiet(self, what: str) -> Generator[None]:
         self._lives.refuse_in_hook(what)
         with self._pause_lock:
             self._engine.hold()

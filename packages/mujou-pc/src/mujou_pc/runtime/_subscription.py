@@ -21,7 +21,7 @@ class Subscription:
         wait: Callable[[Callable[[], bool], float | None], bool],
         close: Callable[["Subscription"], None],
     ) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._messages: deque[Any] = deque()
         self._maxlen = maxlen
         self._lock = threading.Lock()

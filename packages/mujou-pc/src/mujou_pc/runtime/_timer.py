@@ -61,7 +61,7 @@ class Timer(ABC):
 
     @abstractmethod
     def wall_seconds_until(self, ns: int) -> float | None:
-        """Seconds to sleep until the timer reads `ns`; None: until `listen` tells."""
+        """Wall-clock seconds until the timer reads `ns`; None when it stands still."""
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Call `listener` whenever the timer jumps, pauses or resumes; None ends it.
@@ -83,7 +83,7 @@ class RealTimer(Timer):
 
     def __init__(self) -> None:
         super().__init__()
-        # (offset to the monotonic clock, moment of the pause or None): one tuple, so that a reader sees both or neither.
+        # Offset to the monotonic clock, and moment of the pause: one tuple, so that a reader sees both or neither.
         self._state: tuple[int, int | None] = (START_NS - time.monotonic_ns(), None)
         self._lock = threading.Lock()
 
