@@ -1,0 +1,215 @@
+"""pp_prop (ES-D-RTRL): the trace of a weight as the product of an input filter and an output filter.
+
+    ε_x ← α_x ε_x + x ,   ε_f,a ← α_f Σ_b D_ab ε_f,b + (1 − α_f) Df_a ,   c ← α_f c + (1 − α_f)
+    ∇w = xy_to_dw(ε_x , Σ_a s_a ε_f,a / c)
+
+The mass ``c = 1 − α_f^t`` corrects the start of the output filter after ``t`` steps, however they were cut into
+windows. Memory ``O(B·(I + O·S))``. Source: Wang et al., the ES-D-RTRL (pp-prop) approximation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from etp_algorithms._algorithms._d_rtrl import add_trees
+from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
+from etp_algorithms._compiler._transitions import GroupJacobian
+from etp_algorithms._compiler._trust import Trust
+from etp_algorithms._engine import Operands, Signals, StepValues
+from etp_algorithms._learner import Learner, VjpMethod
+
+__all__ = ["ES_D_RTRL", "FactorisedTraces", "IODimVjpAlgorithm", "decays_of", "pp_prop"]
+
+
+def decays_of(decay_or_rank: float | int | Sequence[float | int]) -> tuple[float, float]:
+    """The decays of the input and of the output filter.
+
+    Args:
+        decay_or_rank: a decay in ``[0, 1)``; a rank ``r ≥ 1``, which means the decay ``(r − 1) / (r + 1)``; or a
+            pair of these, for input and output.
+
+    Raises:
+        TypeError: another type.
+        ValueError: a value out of range.
+    """
+    if isinstance(decay_or_rank, Sequence) and not isinstance(decay_or_rank, str):
+        if len(decay_or_rank) != 2:
+            raise ValueError(f"a pair of decays is (input, output); got {len(decay_or_rank)} values.")
+        return _decay(decay_or_rank[0]), _decay(decay_or_rank[1])
+    return _decay(decay_or_rank), _decay(decay_or_rank)
+
+
+def _decay(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"decay_or_rank takes a float in [0, 1), an int of at least 1, or a pair; got {value!r}.")
+    if isinstance(value, int):
+        if value < 1:
+            raise ValueError(f"a rank must be at least 1, got {value}.")
+        return (value - 1) / (value + 1)
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"a decay must lie in [0, 1), got {value}.")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class FactorisedTraces:
+    """The trace algorithm of pp_prop.
+
+    Attributes:
+        decay_x: decay of the input filter per step.
+        decay_f: decay of the output filter per step.
+        trace_dtype: the dtype in which traces are stored; None keeps that of inputs and outputs.
+    """
+
+    decay_x: float
+    decay_f: float
+    trace_dtype: Any = None
+    name: str = "pp_prop"
+
+    def check(self, graph: TraceGraph) -> None:
+        """Raise if a primitive lacks a rule, or a decay rounds to 1 in the trace's dtype."""
+        for relation in graph.hidden_param_op_relations:
+            for kind in ("xy_to_dw", "init_pp"):
+                relation.primitive.require_rule(kind, self.name)
+        for side, decay in (("input", self.decay_x), ("output", self.decay_f)):
+            if self.trace_dtype is not None and float(jnp.asarray(decay, self.trace_dtype)) >= 1.0:
+                raise ValueError(
+                    f"the {side} decay {decay} rounds to 1 in {jnp.dtype(self.trace_dtype).name}: the trace would never "
+                    f"forget. Use a smaller decay or a wider trace_dtype."
+                )
+
+    def grade(self, trust: Trust) -> Trust:
+        """A traced parameter is never exact: its trace is a product of sums."""
+        return Trust.FACTORISED if trust is Trust.EXACT else trust
+
+    def init(self, graph: TraceGraph) -> Any:
+        """Zero filters and zero mass."""
+        inputs, outputs = {}, {}
+        for relation in graph.hidden_param_op_relations:
+            shape = self._input_shape(relation)
+            if shape is not None:
+                inputs[_input_key(graph, relation)] = jnp.zeros(shape.shape, self.trace_dtype or shape.dtype)
+            for link in relation.links:
+                init = relation.primitive.require_rule("init_pp", self.name)
+                made = jax.eval_shape(lambda init=init, r=relation: init(r.x, r.y, r.trainable_vars, 1))
+                lanes = (link.layout.lanes,) if link.layout.lanes > 1 else ()
+                zero = jnp.zeros((*lanes, *made.shape[:-1]), self.trace_dtype or made.dtype)
+                outputs[link_key(relation, link)] = tuple(zero if p else None for p in link.present)
+        return {"input": inputs, "output": outputs, "mass": jnp.zeros((), jnp.result_type(float))}
+
+    def by_link(self, traces: Any) -> Mapping[str, Any]:
+        """The output filters of every relation and group by their stable name."""
+        return traces["output"]
+
+    def roll(self, graph: TraceGraph, traces: Any, values: StepValues) -> Any:
+        """One step of both filters."""
+        inputs, outputs = {}, {}
+        for r, relation in enumerate(graph.hidden_param_op_relations):
+            key = _input_key(graph, relation)
+            if key in traces["input"] and key not in inputs:
+                old = traces["input"][key]
+                x = self._view(relation, values.xs[r], values.operands[r])
+                inputs[key] = (self.decay_x * old.astype(x.dtype) + x).astype(old.dtype)
+            for link in relation.links:
+                jacobian = values.jacobians[link.group]
+                assert jacobian is not None
+                name = link_key(relation, link)
+                outputs[name] = self._roll_output(traces["output"][name], jacobian, r, link.layout)
+        mass = self.decay_f * traces["mass"] + (1.0 - self.decay_f)
+        return {"input": inputs, "output": outputs, "mass": mass}
+
+    def _roll_output(self, old: Any, jacobian: GroupJacobian, r: int, layout: Layout) -> tuple[jax.Array | None, ...]:
+        rolled: list[jax.Array | None] = []
+        for a, row in enumerate(jacobian.transition):
+            if old[a] is None:
+                rolled.append(None)
+                continue
+            terms = [
+                self.decay_f * layout.gather(factor) * filtered
+                for factor, filtered in zip(row, old, strict=True)
+                if factor is not None and filtered is not None
+            ]
+            df = jacobian.inputs[r][a]
+            if df is not None:
+                terms.append((1.0 - self.decay_f) * df)
+            rolled.append(add_trees(*terms).astype(old[a].dtype))
+        return tuple(rolled)
+
+    def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
+        """The pull-back of the filtered output signal at the filtered input."""
+        mass = jnp.where(traces["mass"] > 0, traces["mass"], 1.0)
+        solved = []
+        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=True):
+            x = traces["input"].get(_input_key(graph, relation))
+            parts = []
+            for link in relation.links:
+                filters = traces["output"][link_key(relation, link)]
+                for signal, filtered in zip(signals[link.group], filters, strict=True):
+                    if filtered is not None:
+                        part = link.layout.gather(signal) * filtered
+                        parts.append(part.sum(0) if link.layout.lanes > 1 else part)
+            g = (add_trees(*parts) / mass).astype(relation.y.aval.dtype)
+            pull = relation.primitive.require_rule("xy_to_dw", self.name)
+            x = x if x is None else x.astype(jnp.result_type(x, g))
+            solved.append(pull(x, g, weights, **relation.static))
+        return tuple(solved)
+
+    def _input_shape(self, relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct | None:
+        if relation.x is None:
+            return None
+        weights = {key: _struct(atom) for key, atom in relation.trainable_vars.items()}
+        view = jax.eval_shape(lambda x, w: self._view(relation, x, w), _struct(relation.x), weights)
+        return jax.ShapeDtypeStruct(view.shape, view.dtype)
+
+    def _view(self, relation: HiddenParamOpRelation, x: Any, weights: Any) -> jax.Array:
+        """``x`` as floating point: by the primitive's own rule, or converted to the dtype of ``y``."""
+        rule = relation.primitive.rule("pp_input")
+        if rule is not None:
+            return rule(x, weights, **relation.static)
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(relation.y.aval.dtype)
+
+
+class pp_prop(Learner):  # noqa: N801  the algorithm's published name
+    """A learner that keeps a trace per input and per output instead of one per weight; memory ``O(B·(I + O))``.
+
+    Args:
+        model: a module whose ``update`` is one step.
+        decay_or_rank: decay of the filters per step in ``[0, 1)``; or a rank ``r ≥ 1``, short for the decay
+            ``(r − 1) / (r + 1)``; or a pair, for the input and the output filter.
+        vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
+        trace_dtype: the dtype in which traces are stored.
+        strict: raise where the compiler would have to leave a path out of the traces.
+    """
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: float | int | Sequence[float | int],
+        *,
+        vjp_method: VjpMethod | None = None,
+        trace_dtype: Any = None,
+        strict: bool = False,
+    ) -> None:
+        decay_x, decay_f = decays_of(decay_or_rank)
+        super().__init__(model, FactorisedTraces(decay_x, decay_f, trace_dtype), vjp_method=vjp_method, strict=strict)
+
+
+ES_D_RTRL = pp_prop
+IODimVjpAlgorithm = pp_prop
+
+
+def _struct(atom: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
+def _input_key(graph: TraceGraph, relation: HiddenParamOpRelation) -> str:
+    """The name of the input filter; relations that read one value in one way share it."""
+    for other in graph.hidden_param_op_relations:
+        if other.x is relation.x and other.primitive.rule("pp_input") is relation.primitive.rule("pp_input"):
+            return f"{other.index}:{other.primitive.name}"
+    raise AssertionError("a relation is always among its graph's relations")

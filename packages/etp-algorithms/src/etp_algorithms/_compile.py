@@ -1,0 +1,115 @@
+"""From a model to a ready learner in one call."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import brainstate
+
+from etp_algorithms._algorithms._d_rtrl import D_RTRL
+from etp_algorithms._algorithms._pp_prop import pp_prop
+from etp_algorithms._compiler._capture import capture_module
+from etp_algorithms._compiler._diagnostics import CompilationError, warn_about
+from etp_algorithms._compiler._graph import TraceGraph, compile_step
+from etp_algorithms._learner import Learner
+
+__all__ = ["ALGORITHMS", "compile", "compile_etrace_graph"]
+
+ALGORITHMS: Mapping[str, Callable[..., Learner]] = {
+    "d_rtrl": D_RTRL,
+    "pp_prop": pp_prop,
+    "es_d_rtrl": pp_prop,
+}
+"""The algorithms by name."""
+
+
+def compile(  # noqa: A001  the public name of the contract
+    model: brainstate.nn.Module,
+    algorithm: type[Learner] | Callable[..., Learner] | str,
+    *example_inputs: Any,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    verbose: int = 0,
+    **options: Any,
+) -> Learner:
+    """Initialise the states of ``model`` and compile it for online learning.
+
+    Args:
+        model: a module whose ``update`` is one step.
+        algorithm: a learner class, or the name of one in any case (``"d_rtrl"``, ``"pp_prop"``).
+        *example_inputs: inputs of one step, with the batch axis if there is one.
+        batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
+        seed: seed of the random numbers that the initialisation draws.
+        verbose: 1 prints the trust report, 2 also every diagnostic in full.
+        **options: passed to the learner, for example ``decay_or_rank`` of ``pp_prop``.
+
+    Returns:
+        The learner; call it as you would call the model.
+
+    Raises:
+        ValueError: no inputs, an unknown name, or an unknown ``verbose``.
+        TypeError: ``algorithm`` is neither a name nor a learner class, or an option is unknown.
+        CompilationError: the model has no marked weight that can be traced, or cannot be compiled.
+    """
+    if not example_inputs:
+        raise ValueError("compile needs example inputs of one step: compile(model, algorithm, x0, ...).")
+    if verbose not in (0, 1, 2):
+        raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}.")
+    make = _find(algorithm)
+    with contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed):
+        _initialise(model, batch_size)
+    learner = make(model, **options)
+    if not isinstance(learner, Learner):
+        raise TypeError(f"algorithm must make a Learner, got {type(learner).__name__}.")
+    learner.compile_graph(*example_inputs)
+    if not learner.graph.hidden_param_op_relations:
+        raise CompilationError(_nothing_to_learn(learner.graph))
+    if verbose:
+        print(learner.report)
+    return learner
+
+
+def compile_etrace_graph(model: brainstate.nn.Module, *args: Any, strict: bool = False) -> TraceGraph:
+    """Compile the step of a model whose states are initialised, without making a learner.
+
+    Args:
+        model: a module whose ``update`` is one step.
+        *args: example inputs of one step.
+        strict: raise where a path has to be left out of the traces.
+
+    Raises:
+        CompilationError: the model cannot be compiled.
+    """
+    captured = capture_module(model, *args)
+    graph = compile_step(captured.step, strict=strict)
+    warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=1)
+    return graph
+
+
+def _find(algorithm: Any) -> Callable[..., Learner]:
+    if isinstance(algorithm, str):
+        name = algorithm.lower().replace("-", "_")
+        if name not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(sorted(ALGORITHMS))}.")
+        return ALGORITHMS[name]
+    if not callable(algorithm):
+        raise TypeError(f"algorithm must be a learner class or the name of one, got {type(algorithm).__name__}.")
+    return algorithm
+
+
+def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
+    if not isinstance(model, brainstate.nn.Module):
+        raise TypeError(f"model must be a brainstate.nn.Module, got {type(model).__name__}.")
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    brainstate.nn.init_all_states(model, **sizes)
+
+
+def _nothing_to_learn(graph: TraceGraph) -> str:
+    rows = [f"- {row.name}: {row.trust.value} ({'; '.join(row.reasons)})" for row in graph.trust]
+    found = "\n".join(rows) if rows else "- the step uses no ParamState at all"
+    return (
+        "no weight of this model can be learned forward in time: no marked operator takes a parameter to a hidden state.\n"
+        f"{found}\n"
+        "Mark a weight by using an operator in update(), for example etp_ops.matmul(x, W) in place of x @ W, and keep "
+        "the recurrent value in a brainstate.HiddenState."
+    )

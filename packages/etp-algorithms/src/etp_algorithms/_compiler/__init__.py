@@ -1,0 +1,1 @@
+"""The trace compiler, one pass a file: capture, positions, groups, relations, transitions, trust."""

@@ -1,0 +1,214 @@
+"""How the elements of one equation's outputs depend on the elements of its operands.
+
+A *link* joins operand ``k`` to output ``m`` of an equation wherever a derivative can pass:
+
+- :class:`Gather`: every output element depends on at most one operand element (maps, slices, broadcasts);
+- :class:`Scatter`: every operand element reaches at most one output element (reductions);
+- :class:`Nested`: as a program says (branches, custom derivative rules, primitives known only by their JVP);
+- ``OPAQUE``: every output element may depend on every operand element.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives as jex_primitives
+
+from etp_core import ETPPrimitive
+from etp_core.jaxpr import Atom, Equation, Program, flatten, is_differentiable, run, trace
+
+__all__ = ["OPAQUE", "Gather", "Link", "Nested", "Scatter", "size_of", "links_of"]
+
+Index = np.ndarray  # of flat positions; -1 stands for none
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gather:
+    """``out.flat[i]`` depends on ``operand.flat[source[i]]`` alone; None is the identity."""
+
+    source: Index | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scatter:
+    """``operand.flat[j]`` reaches ``out.flat[target[j]]`` alone."""
+
+    target: Index
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Nested:
+    """Input ``input`` of ``program`` reaches its output ``output``."""
+
+    program: Program
+    input: int
+    output: int
+
+
+class _Opaque:
+    def __repr__(self) -> str:
+        return "OPAQUE"
+
+
+OPAQUE = _Opaque()
+Link = Gather | Scatter | Nested | _Opaque
+
+
+def _primitives(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(lax, f"{name}_p") for name in names if hasattr(lax, f"{name}_p"))
+
+
+_ELEMENT_WISE = _primitives(
+    *"abs acos acosh add asin asinh atan atan2 atanh cbrt clamp complex conj convert_element_type copy cos cosh".split(),
+    *"digamma div erf erfc erf_inv exp exp2 expm1 imag integer_pow lgamma log log1p log2 logistic max min mul".split(),
+    *"neg one_minus_square pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh".split(),
+)
+_CONSTANT = _primitives(*"ceil floor iota nextafter round sign argmax argmin".split()) | {jex_primitives.stop_gradient_p}
+_REDUCTIONS = _primitives("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
+_MIXING = _primitives(
+    *"dot_general conv_general_dilated cumsum cumprod cummax cummin cumlogsumexp sort fft reduce_window".split(),
+    *"reduce_window_sum reduce_window_max reduce_window_min reduce linear_solve top_k scan while".split(),
+    *"select_and_scatter_add select_and_gather_add psum all_gather ppermute all_to_all".split(),
+)
+
+_Layout = Callable[[Index, Mapping[str, Any]], Any]
+_LAYOUTS: Mapping[Any, _Layout] = {
+    lax.reshape_p: lambda i, p: i.reshape(p["new_sizes"]),
+    lax.squeeze_p: lambda i, p: np.squeeze(i, tuple(p["dimensions"])),
+    lax.transpose_p: lambda i, p: np.transpose(i, p["permutation"]),
+    lax.rev_p: lambda i, p: np.flip(i, tuple(p["dimensions"])),
+    lax.broadcast_in_dim_p: lambda i, p: np.broadcast_to(_spread_axes(i, p), p["shape"]),
+    lax.slice_p: lambda i, p: i[
+        tuple(slice(*s) for s in zip(p["start_indices"], p["limit_indices"], p["strides"] or (1,) * i.ndim, strict=True))
+    ],
+    lax.split_p: lambda i, p: np.split(i, np.cumsum(p["sizes"])[:-1], axis=p["axis"]),
+}
+# primitives that only move elements when their integer operands are known at compile time
+_MOVES = _primitives("concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "stack", "unstack", "tile")
+
+
+def size_of(atom: Atom) -> int:
+    """The number of elements."""
+    return int(np.prod(atom.aval.shape, dtype=np.int64))
+
+
+def links_of(equation: Equation, constant_of: Callable[[Atom], Any | None]) -> dict[tuple[int, int], Link]:
+    """The links of ``equation`` as ``{(operand, output): link}``; a pair that is absent passes no derivative.
+
+    Args:
+        equation: any equation of a flat program.
+        constant_of: the value of an atom that does not depend on the program's inputs, or None.
+    """
+    if equation.primitive in _CONSTANT:
+        return {}
+    reading = [k for k, atom in enumerate(equation.inputs) if is_differentiable(atom)]
+    writing = [m for m, variable in enumerate(equation.outputs) if is_differentiable(variable)]
+    if not reading or not writing:
+        return {}
+    return {
+        (k, m): link
+        for k in reading
+        for m, link in zip(writing, _operand_links(equation, k, writing, constant_of), strict=True)
+        if link is not None
+    }
+
+
+def _operand_links(
+    equation: Equation, k: int, writing: list[int], constant_of: Callable[[Atom], Any | None]
+) -> list[Link | None]:
+    primitive, operand = equation.primitive, equation.inputs[k]
+    if primitive in _ELEMENT_WISE:
+        same = operand.aval.shape == equation.outputs[0].aval.shape
+        return [Gather(None if same else np.zeros(size_of(equation.outputs[0]), np.int64))]
+    if primitive in _LAYOUTS:
+        moved = _LAYOUTS[primitive](_positions(operand), equation.params)
+        parts = moved if isinstance(moved, list) else [moved]
+        return [Gather(parts[m].reshape(-1)) for m in writing]
+    if primitive in _REDUCTIONS:
+        return [Scatter(_reduction_target(operand, equation.params["axes"]))]
+    if isinstance(primitive, ETPPrimitive) and not (primitive.gradient_enabled and k == primitive.x_invar_index):
+        return [OPAQUE for _ in writing]
+    if primitive in _MIXING:
+        return [OPAQUE for _ in writing]
+    if primitive in _MOVES:
+        return _moved(equation, k, writing, constant_of)
+    if primitive is jex_primitives.cond_p:
+        return [_branches(equation, k, m) for m in writing]
+    return _by_derivative(equation, k, writing)
+
+
+def _positions(operand: Atom) -> Index:
+    return np.arange(size_of(operand), dtype=np.int64).reshape(operand.aval.shape)
+
+
+def _spread_axes(index: Index, params: Mapping[str, Any]) -> Index:
+    shape = [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], index.shape, strict=True):
+        shape[axis] = size
+    return index.reshape(shape)
+
+
+def _reduction_target(operand: Atom, axes: tuple[int, ...]) -> Index:
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(operand.aval.shape))
+    target = np.arange(int(np.prod(kept, dtype=np.int64)), dtype=np.int64).reshape(kept)
+    return np.broadcast_to(target, operand.aval.shape).reshape(-1)
+
+
+def _moved(
+    equation: Equation, k: int, writing: list[int], constant_of: Callable[[Atom], Any | None]
+) -> list[Link | None]:
+    """Move the numbers of the operand's elements with the primitive itself, all else marked as none."""
+    operands = []
+    for j, atom in enumerate(equation.inputs):
+        if j == k:
+            operands.append(jnp.asarray(_positions(atom), jnp.int32))
+        elif is_differentiable(atom):
+            operands.append(jnp.full(atom.aval.shape, -1, jnp.int32))
+        else:
+            operands.append(constant_of(atom))
+    if any(value is None for value in operands):
+        return [OPAQUE for _ in writing]
+    params = {**equation.params, **({"fill_value": -1} if "fill_value" in equation.params else {})}
+    with jax.ensure_compile_time_eval():
+        moved = equation.primitive.bind(*operands, **params)
+    parts = moved if equation.primitive.multiple_results else [moved]
+    return [Gather(np.asarray(parts[m], np.int64).reshape(-1)) for m in writing]
+
+
+def _branches(equation: Equation, k: int, m: int) -> Link | None:
+    """The branches of a conditional as one program whose outputs select among theirs; never run."""
+    if k == 0:
+        return None
+    programs = [flatten(branch) for branch in equation.params["branches"]]
+
+    def select(*operands: Any) -> Any:
+        outputs = [run(program, operands)[m] for program in programs]
+        return lax.select_n(jnp.zeros((), jnp.int32), *outputs)
+
+    return Nested(trace(select, *(v.aval for v in programs[0].inputs)), k - 1, 0)
+
+
+def _by_derivative(equation: Equation, k: int, writing: list[int]) -> list[Link | None]:
+    """Any other primitive: follow the tangent of operand ``k`` through the primitive's own JVP rule."""
+    avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in equation.inputs]
+
+    def tangent(value: Any, *primals: Any) -> list[Any]:
+        def of_operand(operand: Any) -> list[Any]:
+            return equation.bind(*primals[:k], operand, *primals[k + 1 :])
+
+        out = jax.jvp(of_operand, (primals[k],), (value,))[1]
+        return [out[m] for m in writing]
+
+    try:
+        program = trace(tangent, avals[k], *avals)
+    except TypeError:  # a rule that only defines a reverse derivative: its forward body has the same structure
+        body = equation.params.get("call_jaxpr")
+        if body is None:
+            return [OPAQUE for _ in writing]
+        program = flatten(body)
+        return [Nested(program, k, m) for m in writing]
+    return [Nested(program, 0, n) for n in range(len(writing))]

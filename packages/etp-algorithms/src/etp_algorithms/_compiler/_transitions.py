@@ -1,0 +1,162 @@
+"""The two Jacobians of a step that traces need, position by position.
+
+    D  = ∂h′_g/∂h_g   and   Df_r = ∂h′_g/∂y_r
+
+are taken with every operator's output held as an independent input. Both are total over the dependencies
+inside the group in the same step. After the position analysis each position of ``h′`` depends on itself
+alone, so one reverse pass per state yields a whole row of both for all positions at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
+from etp_algorithms._compiler._positions import Cuts
+from etp_algorithms._compiler._program import StepProgram
+from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
+from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, needed, value_of
+
+__all__ = ["GroupJacobian", "Transition", "build_transition", "evaluate_transition"]
+
+Factors = tuple[tuple[jax.Array | None, ...], ...]
+
+
+class GroupJacobian(NamedTuple):
+    """The Jacobians of one group at one step; None stands for a structural zero.
+
+    Attributes:
+        transition: ``D[a][b]``, each of the group's ``varshape``.
+        inputs: for each relation number ``Df[a]``, each laid out like ``y`` (lanes first).
+    """
+
+    transition: Factors
+    inputs: Mapping[int, tuple[jax.Array | None, ...]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Row:
+    """How one hidden state depends on old states and drives; ``constants`` are the other values it reads."""
+
+    output: Atom
+    hidden: tuple[int, ...]
+    drives: tuple[int, ...]
+    equations: tuple[Equation, ...]
+    constants: tuple[Variable, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Transition:
+    """The part of the step that makes one group's new states.
+
+    Attributes:
+        group: the hidden group.
+        links: the relations that reach it, by relation number.
+        drives: the outputs of those relations, by relation number.
+        cuts: the operands through which no derivative passes.
+        rows: one per hidden state.
+    """
+
+    group: HiddenGroup
+    links: Mapping[int, GroupLink]
+    drives: Mapping[int, Variable]
+    cuts: Cuts
+    rows: tuple[_Row, ...]
+
+    @property
+    def probes(self) -> set[Variable]:
+        """The values of a step that :func:`evaluate_transition` reads."""
+        constants = {v for row in self.rows for v in row.constants}
+        return constants | {leaf.input for leaf in self.group.leaves} | set(self.drives.values())
+
+
+def build_transition(
+    step: StepProgram, group: HiddenGroup, space: PositionSpace, relations: Sequence[HiddenParamOpRelation]
+) -> Transition:
+    """Slice the step to the equations that one group's Jacobians need."""
+    links = {r.index: link for r in relations for link in r.links if link.group == group.index}
+    drives = {n: relations[n].y for n in links}
+    fixed = {v for e in step.equations if bears_weight(e) for v in e.outputs}
+    first_state = [next(a for a, (i, _) in enumerate(group.states) if i == n) for n in range(len(group.leaves))]
+    rows = []
+    for i, leaf in enumerate(group.leaves):
+        a = first_state[i]
+        hidden = tuple(j for j, b in enumerate(first_state) if group.coupling[a][b])
+        fed = tuple(n for n, link in links.items() if link.fed[a])
+        sources = [*(group.leaves[j].input for j in hidden), *(drives[n] for n in fed)]
+        equations = dependents(needed(step.equations, [leaf.output], given=fixed.union(sources)), sources)
+        made = {v for e in equations for v in e.outputs}
+        read = {v: None for e in equations for v in e.inputs if isinstance(v, Variable) and v not in made}
+        constants = tuple(v for v in read if v not in sources)
+        rows.append(_Row(leaf.output, hidden, fed, tuple(equations), constants))
+    return Transition(group, links, drives, space.cuts, tuple(rows))
+
+
+def evaluate_transition(transition: Transition, env: Mapping[Variable, Any]) -> GroupJacobian:
+    """The Jacobians at the values ``env`` of a step.
+
+    Args:
+        transition: what to evaluate.
+        env: the values of the step; no derivative is taken through them.
+    """
+    group = transition.group
+    factors: list[list[jax.Array | None]] = [[None] * group.num_state for _ in range(group.num_state)]
+    inputs: dict[int, list[jax.Array | None]] = {n: [None] * group.num_state for n in transition.links}
+    for i, row in enumerate(transition.rows):
+        if not (row.hidden or row.drives):
+            continue
+        pull = _linearise(transition, row, env)
+        for a in (a for a, (leaf, _) in enumerate(group.states) if leaf == i):
+            hidden, driven = pull(_unit(row.output, group.states[a][1]))
+            for b, (j, column) in enumerate(group.states):
+                if j in row.hidden:
+                    whole = hidden[row.hidden.index(j)]
+                    factors[a][b] = whole if column is None else whole[..., column]
+            for n, cotangent in zip(row.drives, driven, strict=True):
+                if transition.links[n].layout.lanes == 1:
+                    inputs[n][a] = cotangent
+        for n in row.drives:
+            if transition.links[n].layout.lanes > 1:
+                _fill_broadcast(transition, row, i, n, pull, inputs[n])
+    return GroupJacobian(tuple(map(tuple, factors)), {n: tuple(df) for n, df in inputs.items()})
+
+
+def _linearise(transition: Transition, row: _Row, env: Mapping[Variable, Any]) -> Any:
+    """The pull-back of one new state to the old states and drives it depends on."""
+    leaves = [transition.group.leaves[j].input for j in row.hidden]
+    drives = [transition.drives[n] for n in row.drives]
+    constants = {v: env[v] for v in row.constants}
+
+    def new_state(hidden: list[jax.Array], driven: list[jax.Array]) -> jax.Array:
+        given = constants | dict(zip(leaves, hidden, strict=True)) | dict(zip(drives, driven, strict=True))
+        return value_of(row.output, evaluate(row.equations, given, cuts=transition.cuts))
+
+    return jax.vjp(new_state, [env[v] for v in leaves], [env[v] for v in drives])[1]
+
+
+def _unit(output: Atom, column: int | None) -> jax.Array:
+    """The cotangent that selects one state at every position."""
+    if column is None:
+        return jnp.ones(output.aval.shape, output.aval.dtype)
+    return jnp.zeros(output.aval.shape, output.aval.dtype).at[..., column].set(1)
+
+
+def _fill_broadcast(
+    transition: Transition,
+    row: _Row,
+    i: int,
+    n: int,
+    pull: Any,
+    df: list[jax.Array | None],
+) -> None:
+    """``Df`` of a broadcast ``y``: every position has one driving element, so one forward pass separates them."""
+    y, place = transition.drives[n], row.drives.index(n)
+    cotangent = jax.ShapeDtypeStruct(row.output.aval.shape, row.output.aval.dtype)
+    push = jax.linear_transpose(lambda ct: pull(ct)[1][place], cotangent)
+    (tangent,) = push(jnp.ones(y.aval.shape, y.aval.dtype))
+    for a, (leaf, column) in enumerate(transition.group.states):
+        if leaf == i:
+            df[a] = transition.links[n].layout.gather(tangent if column is None else tangent[..., column])

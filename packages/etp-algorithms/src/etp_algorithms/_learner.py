@@ -1,0 +1,236 @@
+"""The learner: a model, its traces, and the gradient that both give."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_module
+from etp_algorithms._compiler._diagnostics import warn_about
+from etp_algorithms._compiler._graph import TraceGraph, compile_step
+from etp_algorithms._compiler._relations import link_key
+from etp_algorithms._compiler._trust import ParameterTrust
+from etp_algorithms._engine import TraceAlgorithm, run_window
+from etp_algorithms._inputs import split_arguments
+from etp_algorithms._report import ParameterReport, TrustReport
+from etp_algorithms._sequence import SequenceDrivers
+
+__all__ = ["EligibilityTrace", "Learner", "VjpMethod"]
+
+VjpMethod = Literal["single-step", "multi-step"]
+
+
+class EligibilityTrace(brainstate.ShortTermState):
+    """The traces of one learner: a pytree of arrays with stable keys."""
+
+
+class Learner(SequenceDrivers, brainstate.nn.Module):
+    """A model that runs step by step, or window by window, and can be differentiated at any time.
+
+    Calling the learner runs the model and rolls the traces. A gradient taken through the call
+    (``brainstate.transform.grad`` with ``grad_states=learner.param_states``) is exact reverse mode within the
+    call, plus the traces' account of everything before it. Each call cuts the graph at its entry, so
+    gradients of several calls add up.
+
+    Subclasses name one algorithm each (:class:`D_RTRL`, :class:`pp_prop`).
+
+    Args:
+        model: a module whose ``update`` is one step.
+        algorithm: how traces are kept.
+        vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
+        strict: raise where the compiler would have to leave a path out of the traces.
+    """
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        algorithm: TraceAlgorithm,
+        *,
+        vjp_method: VjpMethod | None = None,
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        if vjp_method not in (None, "single-step", "multi-step"):
+            raise ValueError(f"vjp_method must be 'single-step', 'multi-step' or None, got {vjp_method!r}.")
+        self.model = model
+        self.algorithm = algorithm
+        self.vjp_method = vjp_method
+        self.strict = strict
+        self._captured: CapturedModel | None = None
+        self._graph: TraceGraph | None = None
+        self._run: Callable[..., Any] | None = None
+        self.traces: EligibilityTrace | None = None
+
+    def compile_graph(self, *args: Any) -> None:
+        """Compile the model for inputs like ``args`` and zero the traces.
+
+        Args:
+            *args: example inputs of one step, or :class:`MultiStepData` of a window.
+
+        Raises:
+            CompilationError: the model cannot be learned online; the message names place and remedy.
+            MissingRuleError: a primitive lacks a rule that the algorithm needs.
+        """
+        captured = capture_module(self.model, *_one_step(args))
+        graph = compile_step(captured.step, strict=self.strict)
+        self.algorithm.check(graph)
+        warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
+        self._captured, self._graph = captured, graph
+        run = functools.partial(run_window, graph, self.algorithm)
+        self._run = jax.jit(run, static_argnames=("stacked",))
+        self.traces = EligibilityTrace(self.algorithm.init(graph))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`compile_graph` has run."""
+        return self._graph is not None
+
+    @property
+    def graph(self) -> TraceGraph:
+        """The hidden groups and relations that the compiler found."""
+        return self._compiled()[1]
+
+    @property
+    def param_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+        """The parameters that the step uses, by path."""
+        return _by_path(self._compiled()[0].parameters)
+
+    @property
+    def hidden_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+        """The hidden states, by path."""
+        return _by_path(self._compiled()[0].hidden)
+
+    @property
+    def other_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+        """Every other state that the step uses, by path."""
+        return _by_path(self._compiled()[0].others)
+
+    @property
+    def report(self) -> TrustReport:
+        """What each parameter's gradient contains and costs."""
+        captured, graph, _, traces = self._compiled()
+        sizes = {key: _bytes_of(value) for key, value in self.algorithm.by_link(traces.value).items()}
+        return TrustReport(
+            algorithm=self.algorithm.name,
+            parameters=tuple(self._report_row(graph, verdict, sizes) for verdict in graph.trust),
+            trace_bytes=_bytes_of(traces.value),
+            diagnostics=(*captured.diagnostics, *graph.diagnostics),
+        )
+
+    def _report_row(self, graph: TraceGraph, verdict: ParameterTrust, sizes: Mapping[str, int]) -> ParameterReport:
+        relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
+        links = [(relation, link) for relation in relations for link in relation.links]
+        trust = self.algorithm.grade(verdict.trust) if relations else verdict.trust
+        return ParameterReport(
+            name=verdict.name,
+            trust=trust,
+            operators=tuple(relation.primitive.name for relation in relations),
+            groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for _, link in links)),
+            trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
+            reasons=verdict.reasons,
+        )
+
+    def update(self, *args: Any) -> Any:
+        """Run one step, or the steps of the :class:`MultiStepData` among ``args``.
+
+        Args:
+            *args: inputs like those the learner was compiled for.
+
+        Returns:
+            The model's output; with a leading time axis if any argument is :class:`MultiStepData`.
+
+        Raises:
+            RuntimeError: the learner is not compiled.
+            ValueError: an input or a state has another shape, dtype or structure than compiled for.
+        """
+        captured, _, run, traces = self._compiled()
+        plain, stacked = split_arguments(args)
+        if stacked is not None and self.vjp_method == "single-step":
+            raise ValueError("this learner was made with vjp_method='single-step', which takes one step per call; "
+                             "make it with vjp_method='multi-step' to pass MultiStepData.")
+        arguments = _check_arguments(captured, plain, stacked)
+        result = run(
+            parameters=_read(captured.parameters, captured.step.parameters),
+            hidden=_read(captured.hidden, captured.step.hidden),
+            others=_read(captured.others, captured.step.others),
+            traces=traces.value,
+            arguments=arguments,
+            stacked=stacked,
+        )
+        _write(captured.hidden, result.hidden)
+        _write(captured.others, result.others)
+        traces.value = result.traces
+        return jax.tree.unflatten(captured.output_tree, result.outputs)
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Zero the traces.
+
+        The model's own states are reset by ``brainstate.nn.init_all_states`` or ``reset_all_states``, as
+        without a learner. After initialising them with another batch size, compile again.
+        """
+        _, graph, _, traces = self._compiled()
+        traces.value = self.algorithm.init(graph)
+
+    def _compiled(self) -> tuple[CapturedModel, TraceGraph, Callable[..., Any], EligibilityTrace]:
+        if self._captured is None or self._graph is None or self._run is None or self.traces is None:
+            raise RuntimeError(
+                "the learner is not compiled. Call compile_graph(*example_inputs) after initialising the model's "
+                "states, or make the learner with etp_algorithms.compile."
+            )
+        return self._captured, self._graph, self._run, self.traces
+
+
+def _one_step(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of the first step."""
+    plain, stacked = split_arguments(args)
+    leaves, tree = jax.tree.flatten(plain)
+    first = [leaf[0] if s else leaf for leaf, s in zip(leaves, stacked or (False,) * len(leaves), strict=True)]
+    return jax.tree.unflatten(tree, first)
+
+
+def _check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, ...] | None) -> list[jax.Array]:
+    leaves, tree = jax.tree.flatten(plain)
+    if tree != captured.argument_tree:
+        raise ValueError(
+            f"the learner was compiled for inputs of the structure {captured.argument_tree}, got {tree}. Pass the same "
+            f"structure and units, or call compile_graph with the new inputs."
+        )
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    for n, (array, aval) in enumerate(zip(arrays, captured.argument_avals, strict=True)):
+        shape = array.shape[1:] if stacked is not None and stacked[n] else array.shape
+        if (shape, array.dtype) != (aval.shape, aval.dtype):
+            raise ValueError(
+                f"input {n} has shape {shape} and dtype {array.dtype.name} per step, but the learner was compiled for "
+                f"{aval.shape} and {aval.dtype.name}. Wrap windows in MultiStepData, or call compile_graph with the new "
+                f"inputs."
+            )
+    return arrays
+
+
+def _read(slots: tuple[StateSlot, ...], leaves: Any) -> list[jax.Array]:
+    arrays = [jnp.asarray(array) for slot in slots for array in slot.read()]
+    for array, leaf in zip(arrays, leaves, strict=True):
+        if (array.shape, array.dtype) != (leaf.input.aval.shape, leaf.input.aval.dtype):
+            raise ValueError(
+                f"the state {leaf.name} has shape {array.shape} and dtype {array.dtype.name}, but the learner was compiled "
+                f"for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they were, or "
+                f"call compile_graph again."
+            )
+    return arrays
+
+
+def _write(slots: tuple[StateSlot, ...], arrays: list[jax.Array]) -> None:
+    rest = iter(arrays)
+    for slot in slots:
+        slot.write([next(rest) for _ in range(slot.tree.num_leaves)])
+
+
+def _by_path(slots: tuple[StateSlot, ...]) -> dict[tuple[Any, ...], brainstate.State]:
+    return {slot.path: slot.state for slot in slots}
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
