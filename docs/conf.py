@@ -33,8 +33,9 @@ autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# Our own names have to resolve; those of other projects are not looked up.
-nitpick_ignore_regex = [(r"py:.*", r"(?!(etp|etp_core|etp_ops|etp_algorithms|etp_fastpath|mujou_pc)\b).*")]
+# Our own public names have to resolve; private ones and those of other projects are not looked up.
+OURS = "etp|etp_core|etp_ops|etp_algorithms|etp_fastpath|mujou_pc"
+nitpick_ignore_regex = [(r"py:.*", rf"(?!({OURS})\b).*"), (r"py:.*", rf"({OURS})\.(.*\.)?_.*")]
 
 html_theme = "furo"
 html_title = project

@@ -6,6 +6,7 @@ Objects are shown under the name they are imported by, not the private module th
 
 import importlib
 from pathlib import Path
+from types import ModuleType
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -17,6 +18,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("public_api_file", "", "env", str)
     app.add_directive("public-api", PublicApi)
     app.connect("builder-inited", _give_public_names)
+    app.connect("autodoc-process-docstring", _drop_docstring_of_type)
     return {"parallel_read_safe": True}
 
 
@@ -34,7 +36,8 @@ class PublicApi(SphinxDirective):
     def _module(self, module: str, *, top: bool) -> list[nodes.Node]:
         content = f".. automodule:: {module}\n   :no-members:\n\n"
         public = importlib.import_module(module)
-        content += "\n\n".join(f".. auto{_kind(getattr(public, name))}:: {module}.{name}" for name in public.__all__)
+        kinds = {name: _kind(getattr(public, name)) for name in public.__all__}
+        content += "\n\n".join(f".. auto{kind}:: {module}.{name}" for name, kind in kinds.items() if kind != "module")
         parsed = self.parse_text_to_nodes(content)
         if top:
             return parsed
@@ -50,8 +53,8 @@ def _modules(file: str) -> list[str]:
 def _kind(public: object) -> str:
     if isinstance(public, type):
         return "exception" if issubclass(public, BaseException) else "class"
-    if isinstance(public, type(importlib)):
-        return "module"
+    if isinstance(public, ModuleType):
+        return "module"  # has a section of its own
     return "function" if callable(public) and hasattr(public, "__qualname__") else "data"
 
 
@@ -63,3 +66,11 @@ def _give_public_names(app: Sphinx) -> None:
             private = getattr(member, "__module__", None) or ""
             if _kind(member) != "data" and any(part.startswith("_") for part in private.split(".")):
                 member.__module__ = module
+
+
+def _drop_docstring_of_type(
+    _app: Sphinx, what: str, _name: str, documented: object, _options: object, lines: list[str]
+) -> None:
+    """A constant or an alias without a comment of its own would show what its class says."""
+    if what == "data" and documented.__doc__ == getattr(documented, "__origin__", type(documented)).__doc__:
+        lines.clear()
