@@ -5,6 +5,7 @@ Objects are shown under the name they are imported by, not the private module th
 """
 
 import importlib
+import inspect
 from pathlib import Path
 from types import ModuleType
 
@@ -55,7 +56,7 @@ def _kind(public: object) -> str:
         return "exception" if issubclass(public, BaseException) else "class"
     if isinstance(public, ModuleType):
         return "module"  # has a section of its own
-    return "function" if callable(public) and hasattr(public, "__qualname__") else "data"
+    return "function" if inspect.isroutine(public) or hasattr(public, "__wrapped__") else "data"
 
 
 def _give_public_names(app: Sphinx) -> None:
