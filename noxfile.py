@@ -107,7 +107,7 @@ def workspace(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; its notebooks run, and a warning is an error."""
     sync(session, "--all-packages", "--all-extras", groups=["docs"])
-    session.run("sphinx-build", "-W", "-n", "--keep-going", "-q", "docs", "docs/_build/html")
+    session.run("sphinx-build", "-E", "-W", "-n", "--keep-going", "-q", "docs", "docs/_build/html")
 
 
 # On request.
