@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from etp_core import register_primitive
-from etp_core.units import join_unit, split_unit
-from etp_ops._hooks import Hook, apply_hook, check_hook, pull_hook
+from etp_core.units import join_unit
+from etp_ops._hooks import Hook, apply_hook, pull_hook
+from etp_ops._operands import split_weight
+from etp_ops._rules import Arrays, init_pp
 
 __all__ = ["element_wise", "etp_elemwise_p"]
-
-Arrays = dict[str, jax.Array]
 
 
 def element_wise(weight: Any, *, weight_fn: Hook = None) -> Any:
@@ -33,7 +33,7 @@ def element_wise(weight: Any, *, weight_fn: Hook = None) -> Any:
 
     Raises:
         ValueError: the hook changes the shape.
-        TypeError: the hook is not a function.
+        TypeError: the weight is not real and floating point, or the hook is not a hashable function.
 
     Example:
         >>> import jax.numpy as jnp
@@ -41,8 +41,7 @@ def element_wise(weight: Any, *, weight_fn: Hook = None) -> Any:
         >>> element_wise(jnp.zeros(2), weight_fn=jnp.cos).tolist()
         [1.0, 1.0]
     """
-    weight, unit = split_unit(weight)
-    check_hook(weight_fn, weight, operator="element_wise", name="weight_fn")
+    weight, unit = split_weight(weight, weight_fn, operator="element_wise")
     return join_unit(etp_elemwise_p.bind(weight, weight_fn=weight_fn), unit)
 
 
@@ -70,10 +69,6 @@ def _init_drtrl(x_var: None, y_var: Any, weight_vars: Mapping[str, Any], num_hid
     return {"weight": jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)}
 
 
-def _init_pp(x_var: None, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int) -> jax.Array:
-    return jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)
-
-
 etp_elemwise_p = register_primitive(
     "etp_elemwise",
     _impl,
@@ -85,7 +80,7 @@ etp_elemwise_p.register_etp_rules(
     dt_to_t=_dt_to_t,
     xy_to_dw=_xy_to_dw,
     init_drtrl=_init_drtrl,
-    init_pp=_init_pp,
+    init_pp=init_pp,
     instant=_instant,
     solve=_solve,
 )

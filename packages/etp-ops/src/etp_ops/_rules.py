@@ -1,0 +1,59 @@
+"""Rules that operators share. ``...`` is the batch axis of a batched primitive, absent in its unbatched twin."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from etp_ops._hooks import Hook, pull_hook
+
+__all__ = ["Arrays", "init_parameter_shaped", "init_pp", "pull_back", "solve_bias", "trainable"]
+
+Arrays = dict[str, jax.Array]
+
+
+def trainable(*names: str) -> Callable[[Mapping[str, Any]], dict[str, int]]:
+    """The layout ``x, *names[, bias]``, the bias present where ``has_bias`` is set."""
+
+    def layout(static: Mapping[str, Any]) -> dict[str, int]:
+        return {name: 1 + i for i, name in enumerate((*names, *(["bias"] if static.get("has_bias", False) else [])))}
+
+    return layout
+
+
+def pull_back(impl: Callable[..., jax.Array], *names: str) -> Callable[..., Arrays]:
+    """``xy_to_dw`` of ``impl(x, *names[, bias])``: its VJP in the raw weights, hooks included."""
+
+    def xy_to_dw(x: jax.Array, hidden_dim: jax.Array, weights: Arrays, **static: Any) -> Arrays:
+        def forward(w: Arrays) -> jax.Array:
+            return impl(x, *(w[name] for name in (*names, "bias") if name in w), **static)
+
+        return jax.vjp(forward, weights)[1](hidden_dim)[0]
+
+    return xy_to_dw
+
+
+def init_parameter_shaped(data_axes: int) -> Callable[..., Arrays]:
+    """The ``init_drtrl`` of zero traces shaped like the weights, after the axes of ``x`` before its ``data_axes``."""
+
+    def init_drtrl(x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int) -> Arrays:
+        batch = x_var.aval.shape[: len(x_var.aval.shape) - data_axes]
+        dtype = y_var.aval.dtype
+        return {key: jnp.zeros((*batch, *var.aval.shape, num_hidden_state), dtype) for key, var in weight_vars.items()}
+
+    return init_drtrl
+
+
+def init_pp(x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int) -> jax.Array:
+    """The zero output trace."""
+    return jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)
+
+
+def solve_bias(signal: jax.Array, trace: Arrays, weights: Arrays, bias_fn: Hook) -> Arrays:
+    """``{"bias": Σ_batch signal · ε_b}`` pulled through its hook; nothing without a bias."""
+    if "bias" not in weights:
+        return {}
+    bias = weights["bias"]
+    total = (signal * trace["bias"]).sum(tuple(range(signal.ndim - bias.ndim)))
+    return {"bias": pull_hook(bias_fn, bias, total)}
