@@ -3,7 +3,7 @@
 from etp_algorithms import oracle
 from etp_algorithms._algorithms._d_rtrl import D_RTRL, ParamDimVjpAlgorithm
 from etp_algorithms._algorithms._pp_prop import ES_D_RTRL, IODimVjpAlgorithm, pp_prop
-from etp_algorithms._compile import compile, compile_etrace_graph  # noqa: A004  the public name of the contract
+from etp_algorithms._compile import compile, compile_etrace_graph
 from etp_algorithms._compiler._diagnostics import (
     CompilationError,
     CompilationWarning,

@@ -23,7 +23,7 @@ ALGORITHMS: Mapping[str, Callable[..., Learner]] = {
 """The algorithms by name."""
 
 
-def compile(  # noqa: A001  the public name of the contract
+def compile(
     model: brainstate.nn.Module,
     algorithm: type[Learner] | Callable[..., Learner] | str,
     *example_inputs: Any,
@@ -108,7 +108,8 @@ def _nothing_to_learn(graph: TraceGraph) -> str:
     rows = [f"- {row.name}: {row.trust.value} ({'; '.join(row.reasons)})" for row in graph.trust]
     found = "\n".join(rows) if rows else "- the step uses no ParamState at all"
     return (
-        "no weight of this model can be learned forward in time: no marked operator takes a parameter to a hidden state.\n"
+        "no weight of this model can be learned forward in time: no marked operator takes a parameter to a hidden "
+        "state.\n"
         f"{found}\n"
         "Mark a weight by using an operator in update(), for example etp_ops.matmul(x, W) in place of x @ W, and keep "
         "the recurrent value in a brainstate.HiddenState."

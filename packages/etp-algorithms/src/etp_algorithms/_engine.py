@@ -140,7 +140,7 @@ def run_window(
 def attach_traces(
     graph: TraceGraph, algorithm: TraceAlgorithm, hidden: Arrays, operands: Operands, traces: Any
 ) -> Arrays:
-    """``hidden`` unchanged; going backward, its cotangent contracted with ``traces`` becomes the operands' cotangent."""
+    """``hidden`` unchanged; its cotangent, contracted with ``traces``, becomes a cotangent of the operands."""
 
     @jax.custom_vjp
     def entry(hidden: Arrays, operands: Operands, traces: Any) -> Arrays:
@@ -175,7 +175,11 @@ def _operands(graph: TraceGraph, given: dict[Variable, jax.Array]) -> Operands:
     def operand(o: Operand) -> jax.Array:
         if o.parameters:
             return value_of(o.atom, evaluate(o.equations, dict(given)))
-        return jnp.asarray(o.atom.value) if isinstance(o.atom, Constant) else jnp.zeros(o.atom.aval.shape, o.atom.aval.dtype)
+        return (
+            jnp.asarray(o.atom.value)
+            if isinstance(o.atom, Constant)
+            else jnp.zeros(o.atom.aval.shape, o.atom.aval.dtype)
+        )
 
     return tuple({key: operand(o) for key, o in r.operands.items()} for r in graph.hidden_param_op_relations)
 
@@ -185,7 +189,9 @@ def _step_values(graph: TraceGraph, env: dict[Variable, Any]) -> StepValues:
     values = {v: jax.lax.stop_gradient(env[v]) for v in graph.probes}
     return StepValues(
         xs=tuple(None if r.x is None else value_of(r.x, values) for r in relations),
-        operands=tuple({k: jax.lax.stop_gradient(value_of(o.atom, env)) for k, o in r.operands.items()} for r in relations),
+        operands=tuple(
+            {k: jax.lax.stop_gradient(value_of(o.atom, env)) for k, o in r.operands.items()} for r in relations
+        ),
         jacobians=tuple(evaluate_transition(t, values) if t.links else None for t in graph.transitions),
     )
 

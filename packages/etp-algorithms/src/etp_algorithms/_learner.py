@@ -149,8 +149,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         captured, _, run, traces = self._compiled()
         plain, stacked = split_arguments(args)
         if stacked is not None and self.vjp_method == "single-step":
-            raise ValueError("this learner was made with vjp_method='single-step', which takes one step per call; "
-                             "make it with vjp_method='multi-step' to pass MultiStepData.")
+            raise ValueError(
+                "this learner was made with vjp_method='single-step', which takes one step per call; "
+                "make it with vjp_method='multi-step' to pass MultiStepData."
+            )
         arguments = _check_arguments(captured, plain, stacked)
         result = run(
             parameters=_read(captured.parameters, captured.step.parameters),
@@ -204,8 +206,8 @@ def _check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, .
         if (shape, array.dtype) != (aval.shape, aval.dtype):
             raise ValueError(
                 f"input {n} has shape {shape} and dtype {array.dtype.name} per step, but the learner was compiled for "
-                f"{aval.shape} and {aval.dtype.name}. Wrap windows in MultiStepData, or call compile_graph with the new "
-                f"inputs."
+                f"{aval.shape} and {aval.dtype.name}. Wrap windows in MultiStepData, or call compile_graph with the "
+                f"new inputs."
             )
     return arrays
 
@@ -215,8 +217,8 @@ def _read(slots: tuple[StateSlot, ...], leaves: Any) -> list[jax.Array]:
     for array, leaf in zip(arrays, leaves, strict=True):
         if (array.shape, array.dtype) != (leaf.input.aval.shape, leaf.input.aval.dtype):
             raise ValueError(
-                f"the state {leaf.name} has shape {array.shape} and dtype {array.dtype.name}, but the learner was compiled "
-                f"for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they were, or "
+                f"the state {leaf.name} has shape {array.shape} and dtype {array.dtype.name}, but the learner was "
+                f"compiled for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they were, or "
                 f"call compile_graph again."
             )
     return arrays

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from etp_algorithms._compiler._diagnostics import Diagnostic
-from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._compiler._trust import Trust
 
 __all__ = ["ParameterReport", "TrustReport"]
 

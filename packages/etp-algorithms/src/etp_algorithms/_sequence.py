@@ -145,8 +145,8 @@ def _check_chunk(chunk_size: int | None, length: int) -> int | None:
         raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}.")
     if chunk_size < 1 or length % chunk_size:
         raise ValueError(
-            f"chunk_size must be at least 1 and divide the number of steps; got {chunk_size} for {length} steps. Cut the "
-            f"sequence, or drive the last chunk with a second call."
+            f"chunk_size must be at least 1 and divide the number of steps; got {chunk_size} for {length} steps. Cut "
+            f"the sequence, or drive the last chunk with a second call."
         )
     return None if chunk_size == 1 else chunk_size
 

@@ -163,7 +163,9 @@ def chunked_online_param_gradients(
     return dict(
         learner.etrace_grad(
             inputs,
-            step_fn=(lambda w: losses(w)) if chunk_size > 1 else lambda x: losses(jax.tree.map(lambda a: a[None], x))[0],
+            step_fn=(lambda w: losses(w))
+            if chunk_size > 1
+            else lambda x: losses(jax.tree.map(lambda a: a[None], x))[0],
             chunk_size=chunk_size,
             weights=states,
             reduction="sum",
@@ -188,7 +190,12 @@ def cosine_similarity(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) ->
 
 
 def assert_model_is_live(
-    factory: Factory, inputs: Any, *, min_norm: float = 1e-8, loss_fn: LossFn = sum_of_squares, batch_size: int | None = 1
+    factory: Factory,
+    inputs: Any,
+    *,
+    min_norm: float = 1e-8,
+    loss_fn: LossFn = sum_of_squares,
+    batch_size: int | None = 1,
 ) -> None:
     """Raise unless every parameter leaf has a gradient above ``min_norm``: a dead model proves nothing."""
     gradients = bptt_param_gradients(factory, inputs, loss_fn=loss_fn, batch_size=batch_size)
@@ -196,8 +203,8 @@ def assert_model_is_live(
         norm = float(np.linalg.norm(value))
         if not norm > min_norm:
             raise AssertionError(
-                f"the gradient of {path} has norm {norm:.3g}, not above {min_norm:.3g}: the model is not alive on these "
-                f"inputs, so a comparison would pass by accident. Change inputs, weights or the surrogate."
+                f"the gradient of {path} has norm {norm:.3g}, not above {min_norm:.3g}: the model is not alive on "
+                f"these inputs, so a comparison would pass by accident. Change inputs, weights or the surrogate."
             )
 
 
@@ -205,7 +212,9 @@ def assert_gradients_differ(a: Mapping[Any, Any], b: Mapping[Any, Any], *, min_r
     """Raise unless two gradients differ by more than ``min_rel``: the control that an option has an effect."""
     deviation = relative_deviation(a, b)
     if not deviation > min_rel:
-        raise AssertionError(f"the gradients agree to {deviation:.3g}; expected them to differ by more than {min_rel:.3g}.")
+        raise AssertionError(
+            f"the gradients agree to {deviation:.3g}; expected them to differ by more than {min_rel:.3g}."
+        )
 
 
 def assert_param_gradients_close(

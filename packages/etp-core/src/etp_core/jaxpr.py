@@ -83,21 +83,33 @@ class Equation:
     outputs: tuple[Variable, ...]
     params: Mapping[str, Any]
     source_info: Any
+    context: Any
 
     def bind(self, *operands: Any) -> list[Any]:
         """Apply the primitive, custom derivative rules included, to ``operands``."""
-        subfuns, params = self.primitive.get_bind_params(dict(self.params))
-        out = self.primitive.bind(*subfuns, *operands, **params)
+        params = self.primitive.get_bind_params(dict(self.params))
+        with self.context.manager:  # x64 and device settings under which the equation was traced
+            out = self.primitive.bind(*operands, **params)
         return list(out) if self.primitive.multiple_results else [out]
 
     @property
     def source(self) -> str:
         """``file:line (function)`` of the user's line that made this equation."""
+        frame = self._user_frame()
+        return "unknown source" if frame is None else f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+    @property
+    def place(self) -> str:
+        """The same in short: the file's name and the line."""
+        frame = self._user_frame()
+        return "unknown source" if frame is None else f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
+
+    def _user_frame(self) -> Any | None:
         traceback = getattr(self.source_info, "traceback", None)
         for frame in () if traceback is None else traceback.frames:
             if not any(part in frame.file_name for part in _FOREIGN_FRAMES):
-                return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-        return "unknown source"
+                return frame
+        return None
 
     def __repr__(self) -> str:
         return f"{self.primitive.name} at {self.source}"
@@ -149,7 +161,7 @@ def _inline(jaxpr: Any, operands: Sequence[Atom], equations: list[Equation]) -> 
             env.update(zip(eqn.outvars, outputs, strict=True))
         else:
             made = tuple(Variable(v.aval) for v in eqn.outvars)
-            equations.append(Equation(eqn.primitive, inputs, made, eqn.params, eqn.source_info))
+            equations.append(Equation(eqn.primitive, inputs, made, eqn.params, eqn.source_info, eqn.ctx))
             env.update(zip(eqn.outvars, made, strict=True))
     return [read(v) for v in jaxpr.outvars]
 

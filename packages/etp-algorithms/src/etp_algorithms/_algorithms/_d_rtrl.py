@@ -75,7 +75,9 @@ class ParamDimTraces:
                 assert jacobian is not None
                 old, df = traces[link_key(relation, link)], jacobian.inputs[r]
                 rolled[link_key(relation, link)] = tuple(
-                    self._roll_state(relation, link, old, row, df[a], values.xs[r], values.operands[r]) if old[a] is not None else None
+                    self._roll_state(relation, link, old, row, df[a], values.xs[r], values.operands[r])
+                    if old[a] is not None
+                    else None
                     for a, row in enumerate(jacobian.transition)
                 )
         return rolled
@@ -114,7 +116,7 @@ class ParamDimTraces:
         return tuple(solved)
 
 
-class D_RTRL(Learner):  # noqa: N801  the algorithm's published name
+class D_RTRL(Learner):
     """A learner that keeps one trace per weight and hidden state; exact where the recurrence is position-wise.
 
     Args:

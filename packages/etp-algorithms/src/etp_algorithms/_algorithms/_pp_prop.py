@@ -79,13 +79,13 @@ class FactorisedTraces:
         for side, decay in (("input", self.decay_x), ("output", self.decay_f)):
             if self.trace_dtype is not None and float(jnp.asarray(decay, self.trace_dtype)) >= 1.0:
                 raise ValueError(
-                    f"the {side} decay {decay} rounds to 1 in {jnp.dtype(self.trace_dtype).name}: the trace would never "
-                    f"forget. Use a smaller decay or a wider trace_dtype."
+                    f"the {side} decay {decay} rounds to 1 in {jnp.dtype(self.trace_dtype).name}: the trace would "
+                    f"never forget. Use a smaller decay or a wider trace_dtype."
                 )
 
     def grade(self, trust: Trust) -> Trust:
         """A traced parameter is never exact: its trace is a product of sums."""
-        return Trust.FACTORISED if trust is Trust.EXACT else trust
+        return Trust.FACTORISED
 
     def init(self, graph: TraceGraph) -> Any:
         """Zero filters and zero mass."""
@@ -174,7 +174,7 @@ class FactorisedTraces:
         return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(relation.y.aval.dtype)
 
 
-class pp_prop(Learner):  # noqa: N801  the algorithm's published name
+class pp_prop(Learner):
     """A learner that keeps a trace per input and per output instead of one per weight; memory ``O(B·(I + O))``.
 
     Args:

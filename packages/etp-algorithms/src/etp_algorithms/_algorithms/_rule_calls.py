@@ -81,7 +81,7 @@ def _sum_to(weights: Mapping[str, jax.Array], gradient: Arrays, relation: Hidden
         summed[key] = gradient[key].sum(tuple(range(extra))) if extra > 0 else gradient[key]
         if summed[key].shape != weight.shape:
             raise ValueError(
-                f"{relation.primitive.name}: dt_to_t leaves a gradient of shape {gradient[key].shape} for {key!r} of shape "
-                f"{weight.shape}; a trace that is not parameter-shaped needs a solve rule (register_solve)."
+                f"{relation.primitive.name}: dt_to_t leaves a gradient of shape {gradient[key].shape} for {key!r} of "
+                f"shape {weight.shape}; a trace that is not parameter-shaped needs a solve rule (register_solve)."
             )
     return summed

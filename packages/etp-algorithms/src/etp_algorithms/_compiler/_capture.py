@@ -1,6 +1,5 @@
 """Capture: stage one ``update`` of a brainstate module to a step program. The only pass that knows brainstate."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,8 +144,8 @@ def _paths_of(
                     path=f"outside_{n}",
                     place=type(model).__qualname__,
                     message=(
-                        f"the step uses a {type(state).__name__} that is no attribute of the model or its submodules, so "
-                        f"optimizers and checkpoints will miss it. Assign it to the model."
+                        f"the step uses a {type(state).__name__} that is no attribute of the model or its submodules, "
+                        "so optimizers and checkpoints will miss it. Assign it to the model."
                     ),
                 )
             )
@@ -172,9 +171,15 @@ def _describe(value: Any) -> str:
 def _leaf_keys(value: Any) -> list[tuple[Any, ...]]:
     """The key path of every array of a state's value; units have none."""
     keyed = jax.tree_util.tree_flatten_with_path(value)[0]
-    name: Callable[[Any], Any] = lambda key: getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))
+
+    def name(key: Any) -> Any:
+        return getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))
+
     # a lone array (or quantity) is named by its state alone
-    return [() if len(keyed) == 1 and not isinstance(value, (dict, list, tuple)) else tuple(map(name, path)) for path, _ in keyed]
+    return [
+        () if len(keyed) == 1 and not isinstance(value, (dict, list, tuple)) else tuple(map(name, path))
+        for path, _ in keyed
+    ]
 
 
 def _aval(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["CompilationError", "CompilationWarning", "Diagnostic", "DiagnosticKind", "warn_about"]
 
@@ -15,7 +15,7 @@ class CompilationWarning(UserWarning):
     """The model compiles, but a parameter is learned less exactly than its author may expect."""
 
 
-class DiagnosticKind(str, Enum):
+class DiagnosticKind(StrEnum):
     """The classes of findings."""
 
     MIXED_TRANSITION = "mixed_transition"

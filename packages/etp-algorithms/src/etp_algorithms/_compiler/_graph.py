@@ -80,6 +80,6 @@ def compile_step(step: StepProgram, *, strict: bool = False) -> TraceGraph:
 def _refuse_hidden_operator(equation: Equation) -> None:
     if contains(equation, lambda inner: isinstance(inner.primitive, ETPPrimitive)):
         raise CompilationError(
-            f"a marked operator stands inside {equation.primitive.name} ({equation.source}), where its traces cannot be "
-            f"followed. Move the operator out of it, use jnp.where instead of cond, or use the plain JAX operation there."
+            f"a marked operator stands inside {equation.primitive.name} ({equation.source}), where its traces cannot "
+            f"be followed. Move the operator out of it, use jnp.where instead of cond, or use the plain operation there."
         )

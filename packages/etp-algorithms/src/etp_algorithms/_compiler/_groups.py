@@ -178,9 +178,7 @@ class _Round:
     def kinds(self, cuts: Cuts) -> list[tuple[Equation, DiagnosticKind]]:
         """Each cut equation with the class of its finding."""
         transition = {e for e, ks in cuts.items() if any(e.inputs[k] in self._depends for k in ks)}
-        return [
-            (e, DiagnosticKind.MIXED_TRANSITION if e in transition else DiagnosticKind.MIXED_TAIL) for e in cuts
-        ]
+        return [(e, DiagnosticKind.MIXED_TRANSITION if e in transition else DiagnosticKind.MIXED_TAIL) for e in cuts]
 
 
 def _conflicts(uses: list[tuple[Equation, int, Labels]]) -> list[tuple[Equation, int]]:
@@ -189,11 +187,7 @@ def _conflicts(uses: list[tuple[Equation, int, Labels]]) -> list[tuple[Equation,
     if not clean or len(uses) == 1:
         return []
     kept = min(clean, key=lambda use: int(np.count_nonzero(use[2] != np.arange(use[2].size))))
-    return [
-        (equation, k)
-        for equation, k, labels in uses
-        if np.any((join_labels(kept[2], labels) == MIXED))
-    ]
+    return [(equation, k) for equation, k, labels in uses if np.any(join_labels(kept[2], labels) == MIXED)]
 
 
 def _cut_diagnostic(

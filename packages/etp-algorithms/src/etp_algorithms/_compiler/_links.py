@@ -4,7 +4,7 @@ A *link* joins operand ``k`` to output ``m`` of an equation wherever a derivativ
 
 - :class:`Gather`: every output element depends on at most one operand element (maps, slices, broadcasts);
 - :class:`Scatter`: every operand element reaches at most one output element (reductions);
-- :class:`Nested`: as a program says (branches, custom derivative rules, primitives known only by their JVP);
+- :class:`Nested`: as a program says (branches, primitives known only by their derivative);
 - ``OPAQUE``: every output element may depend on every operand element.
 """
 
@@ -42,11 +42,12 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Nested:
-    """Input ``input`` of ``program`` reaches its output ``output``."""
+    """Input ``input`` of ``program`` reaches its output ``output``; of its transpose if ``transposed``."""
 
     program: Program
     input: int
     output: int
+    transposed: bool = False
 
 
 class _Opaque:
@@ -63,11 +64,13 @@ def _primitives(*names: str) -> frozenset[Any]:
 
 
 _ELEMENT_WISE = _primitives(
-    *"abs acos acosh add asin asinh atan atan2 atanh cbrt clamp complex conj convert_element_type copy cos cosh".split(),
-    *"digamma div erf erfc erf_inv exp exp2 expm1 imag integer_pow lgamma log log1p log2 logistic max min mul".split(),
-    *"neg one_minus_square pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh".split(),
+    *"abs acos acosh add asin asinh atan atan2 atanh cbrt clamp complex conj convert_element_type copy cos".split(),
+    *"cosh digamma div erf erfc erf_inv exp exp2 expm1 imag integer_pow lgamma log log1p log2 logistic max min".split(),
+    *"mul neg one_minus_square pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh".split(),
 )
-_CONSTANT = _primitives(*"ceil floor iota nextafter round sign argmax argmin".split()) | {jex_primitives.stop_gradient_p}
+_CONSTANT = _primitives(*"ceil floor iota nextafter round sign argmax argmin".split()) | {
+    jex_primitives.stop_gradient_p
+}
 _REDUCTIONS = _primitives("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 _MIXING = _primitives(
     *"dot_general conv_general_dilated cumsum cumprod cummax cummin cumlogsumexp sort fft reduce_window".split(),
@@ -83,12 +86,16 @@ _LAYOUTS: Mapping[Any, _Layout] = {
     lax.rev_p: lambda i, p: np.flip(i, tuple(p["dimensions"])),
     lax.broadcast_in_dim_p: lambda i, p: np.broadcast_to(_spread_axes(i, p), p["shape"]),
     lax.slice_p: lambda i, p: i[
-        tuple(slice(*s) for s in zip(p["start_indices"], p["limit_indices"], p["strides"] or (1,) * i.ndim, strict=True))
+        tuple(
+            slice(*s) for s in zip(p["start_indices"], p["limit_indices"], p["strides"] or (1,) * i.ndim, strict=True)
+        )
     ],
     lax.split_p: lambda i, p: np.split(i, np.cumsum(p["sizes"])[:-1], axis=p["axis"]),
 }
 # primitives that only move elements when their integer operands are known at compile time
-_MOVES = _primitives("concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "stack", "unstack", "tile")
+_MOVES = _primitives(
+    "concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "stack", "unstack", "tile"
+)
 
 
 def size_of(atom: Atom) -> int:
@@ -122,8 +129,10 @@ def _operand_links(
 ) -> list[Link | None]:
     primitive, operand = equation.primitive, equation.inputs[k]
     if primitive in _ELEMENT_WISE:
-        same = operand.aval.shape == equation.outputs[0].aval.shape
-        return [Gather(None if same else np.zeros(size_of(equation.outputs[0]), np.int64))]
+        shape = equation.outputs[0].aval.shape
+        if operand.aval.shape == shape:
+            return [Gather(None)]
+        return [Gather(np.broadcast_to(_positions(operand), shape).reshape(-1))]
     if primitive in _LAYOUTS:
         moved = _LAYOUTS[primitive](_positions(operand), equation.params)
         parts = moved if isinstance(moved, list) else [moved]
@@ -193,22 +202,26 @@ def _branches(equation: Equation, k: int, m: int) -> Link | None:
 
 
 def _by_derivative(equation: Equation, k: int, writing: list[int]) -> list[Link | None]:
-    """Any other primitive: follow the tangent of operand ``k`` through the primitive's own JVP rule."""
+    """Any other primitive: follow the tangent of operand ``k`` through the primitive's own derivative rule."""
     avals = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in equation.inputs]
 
-    def tangent(value: Any, *primals: Any) -> list[Any]:
+    def at(primals: tuple[Any, ...]) -> Callable[[Any], list[Any]]:
         def of_operand(operand: Any) -> list[Any]:
-            return equation.bind(*primals[:k], operand, *primals[k + 1 :])
+            out = equation.bind(*primals[:k], operand, *primals[k + 1 :])
+            return [out[m] for m in writing]
 
-        out = jax.jvp(of_operand, (primals[k],), (value,))[1]
-        return [out[m] for m in writing]
+        return of_operand
 
-    try:
-        program = trace(tangent, avals[k], *avals)
-    except TypeError:  # a rule that only defines a reverse derivative: its forward body has the same structure
-        body = equation.params.get("call_jaxpr")
-        if body is None:
-            return [OPAQUE for _ in writing]
-        program = flatten(body)
-        return [Nested(program, k, m) for m in writing]
+    def pushed(tangent: Any, *primals: Any) -> list[Any]:
+        return jax.jvp(at(primals), (primals[k],), (tangent,))[1]
+
+    def pulled(*args: Any) -> Any:
+        cotangents, primals = list(args[: len(writing)]), args[len(writing) :]
+        return jax.vjp(at(primals), primals[k])[1](cotangents)[0]
+
+    if equation.primitive is jex_primitives.custom_vjp_call_p:  # has a reverse derivative only
+        outs = [jax.ShapeDtypeStruct(equation.outputs[m].aval.shape, equation.outputs[m].aval.dtype) for m in writing]
+        program = trace(pulled, *outs, *avals)
+        return [Nested(program, n, 0, transposed=True) for n in range(len(writing))]
+    program = trace(pushed, avals[k], *avals)
     return [Nested(program, 0, n) for n in range(len(writing))]

@@ -82,7 +82,9 @@ class PositionAnalysis:
         with jax.ensure_compile_time_eval():
             return value_of(atom, evaluate([self.equations[n] for n in sorted(producers)], {}))
 
-    def reach(self, sources: Iterable[Variable], *, boundary: Boundary = lambda _: False, cuts: Cuts | None = None) -> set[Variable]:
+    def reach(
+        self, sources: Iterable[Variable], *, boundary: Boundary = lambda _: False, cuts: Cuts | None = None
+    ) -> set[Variable]:
         """Every variable that a derivative with respect to ``sources`` can reach.
 
         Args:
@@ -160,8 +162,7 @@ class PositionAnalysis:
         if link is OPAQUE:
             return _common(labels, size)
         assert isinstance(link, Nested)
-        inner = self._inside(link.program).forward({link.program.inputs[link.input]: labels})
-        return _label_of(link.program.outputs[link.output], inner)
+        return self._out_of(link, labels) if link.transposed else self._into(link, labels)
 
     def _pull(self, link: Link, labels: Labels, size: int) -> Labels:
         if isinstance(link, Gather):
@@ -171,11 +172,19 @@ class PositionAnalysis:
         if link is OPAQUE:
             return _common(labels, size)
         assert isinstance(link, Nested)
-        output = link.program.outputs[link.output]
+        return self._into(link, labels) if link.transposed else self._out_of(link, labels)
+
+    def _into(self, link: Nested, labels: Labels) -> Labels:
+        """Labels of the program's input carried to its output."""
+        inner = self._inside(link.program).forward({link.program.inputs[link.input]: labels})
+        return _label_of(link.program.outputs[link.output], inner)
+
+    def _out_of(self, link: Nested, labels: Labels) -> Labels:
+        """Labels of the program's output carried back to its input."""
+        output, start = link.program.outputs[link.output], link.program.inputs[link.input]
         if not isinstance(output, Variable) or not is_differentiable(output):
-            return np.full(size, NONE, np.int64)
-        inner = self._inside(link.program).backward({output: labels})
-        return _label_of(link.program.inputs[link.input], inner)
+            return np.full(size_of(start), NONE, np.int64)
+        return _label_of(start, self._inside(link.program).backward({output: labels}))
 
 
 def _label_of(atom: Atom, labels: Mapping[Variable, Labels]) -> Labels:

@@ -22,7 +22,16 @@ from etp_core.jaxpr import Atom, Equation, Variable, needed
 BEHIND_WEIGHT = "it reaches hidden states only through another marked weight"
 NOT_TEMPORAL = "it reaches no hidden state"
 
-__all__ = ["BEHIND_WEIGHT", "NOT_TEMPORAL", "GroupLink", "HiddenParamOpRelation", "Layout", "Operand", "find_relations", "link_key"]
+__all__ = [
+    "BEHIND_WEIGHT",
+    "NOT_TEMPORAL",
+    "GroupLink",
+    "HiddenParamOpRelation",
+    "Layout",
+    "Operand",
+    "find_relations",
+    "link_key",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -229,9 +238,7 @@ def _why_untraced(
     return BEHIND_WEIGHT if any(leaf.output in reach for g in groups for leaf in g.leaves) else NOT_TEMPORAL
 
 
-def _find_layout(
-    analysis: PositionAnalysis, y: Variable, group: HiddenGroup, space: PositionSpace
-) -> Layout | None:
+def _find_layout(analysis: PositionAnalysis, y: Variable, group: HiddenGroup, space: PositionSpace) -> Layout | None:
     reached = space.reached.get(y)
     shape = tuple(y.aval.shape)
     if reached is not None and not np.any(reached == MIXED):
@@ -292,8 +299,8 @@ def _mixed_tail(
         path=_names(step, operands),
         place=equation.source,
         message=(
-            f"the output of {equation.primitive.name} is mixed over positions on the way to {', '.join(refused)}, so it "
-            f"has no trace there and is learned exactly within a window only. Keep the way from operator to state "
+            f"the output of {equation.primitive.name} is mixed over positions on the way to {', '.join(refused)}, so "
+            f"it has no trace there and is learned exactly within a window only. Keep the way from operator to state "
             f"position-wise."
         ),
     )

@@ -6,7 +6,8 @@ relation into a group whose per-position recurrence is complete. Anything else i
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
+from typing import NamedTuple
 
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
@@ -17,7 +18,7 @@ from etp_core.jaxpr import Equation, Variable, needed
 __all__ = ["ParameterTrust", "Trust", "judge_parameters"]
 
 
-class Trust(str, Enum):
+class Trust(StrEnum):
     """How a parameter's gradient relates to backpropagation through time."""
 
     EXACT = "exact"
@@ -67,6 +68,21 @@ def judge_parameters(
     return tuple(judge.verdict(n, leaf, untraced) for n, leaf in enumerate(step.parameters))
 
 
+class _Leak(NamedTuple):
+    """A way past the traces, and the state or the place where it happens."""
+
+    what: str
+    where: str
+
+
+def _sentences(leaks: Sequence[_Leak]) -> tuple[str, ...]:
+    """One sentence per kind of leak, with every place once."""
+    places: dict[str, dict[str, None]] = {}
+    for leak in leaks:
+        places.setdefault(leak.what, {})[leak.where] = None
+    return tuple(f"{what} ({', '.join(where)})" for what, where in places.items())
+
+
 class _Judge:
     def __init__(
         self,
@@ -87,36 +103,38 @@ class _Judge:
         reach = self._analysis.reach([leaf.input])
         remembered = [m for m in self._live if m.output in reach]
         if not remembered:
-            used = any(atom in reach for atom in self._step.outputs) or any(m.output in reach for m in self._step.memories)
-            trust, reason = (Trust.EXACT, "no later step depends on it") if used else (Trust.UNUSED, "no output depends on it")
+            used = any(atom in reach for atom in self._step.outputs) or any(
+                m.output in reach for m in self._step.memories
+            )
+            trust, reason = (
+                (Trust.EXACT, "no later step depends on it") if used else (Trust.UNUSED, "no output depends on it")
+            )
             return ParameterTrust(leaf.path, trust, (reason,), ())
         traced = [r for r in self._relations if any(number in o.parameters for o in r.operands.values())]
         if not traced:
             return ParameterTrust(leaf.path, Trust.WINDOW, self._why_untraced(leaf, reach, untraced), ())
-        reasons = dict.fromkeys(
-            reason
+        leaks = [
+            leak
             for relation in traced
-            for reason in (
+            for leak in (
                 *self._leaks([relation.y], {link.group for link in relation.links}),
                 *(leak for link in relation.links for leak in self._group_leaks[link.group]),
             )
-        )
-        reasons |= dict.fromkeys(self._bypasses(number, leaf, traced))
-        trust = Trust.DIAGONAL if reasons else Trust.EXACT
-        return ParameterTrust(leaf.path, trust, tuple(reasons), tuple(r.index for r in traced))
+        ]
+        leaks += self._bypasses(number, leaf, traced)
+        trust = Trust.DIAGONAL if leaks else Trust.EXACT
+        return ParameterTrust(leaf.path, trust, _sentences(leaks), tuple(r.index for r in traced))
 
-    def _why_untraced(
-        self, leaf: StateLeaf, reach: set[Variable], untraced: Mapping[Equation, str]
-    ) -> tuple[str, ...]:
+    def _why_untraced(self, leaf: StateLeaf, reach: set[Variable], untraced: Mapping[Equation, str]) -> tuple[str, ...]:
         reasons = dict.fromkeys(
-            f"{reason} ({equation.primitive.name} at {equation.source})"
+            f"{reason} ({equation.primitive.name}, {equation.place})"
             for equation, reason in untraced.items()
             if reason != NOT_TEMPORAL
             and any(equation.inputs[k] in reach for k in equation.primitive.trainable_invars(equation.params).values())
         )
         return tuple(reasons) or ("it reaches a hidden state through plain operations, not through a marked operator",)
 
-    def _bypasses(self, number: int, leaf: StateLeaf, traced: Sequence[HiddenParamOpRelation]) -> list[str]:
+    def _bypasses(self, number: int, leaf: StateLeaf, traced: Sequence[HiddenParamOpRelation]) -> list[_Leak]:
         """The memories that the parameter reaches without passing through its own traced operands."""
         cuts: Cuts = {
             r.equation: frozenset(
@@ -125,28 +143,30 @@ class _Judge:
             for r in traced
         }
         reach = self._analysis.reach([leaf.input], cuts=cuts)
-        return [f"it also reaches {m.name} past its marked operators" for m in self._live if m.output in reach]
+        return [
+            _Leak("also reaches a state past its marked operators", m.name) for m in self._live if m.output in reach
+        ]
 
-    def _leaks(self, sources: list[Variable], captured: set[int]) -> list[str]:
+    def _leaks(self, sources: list[Variable], captured: set[int]) -> list[_Leak]:
         """The ways in which ``sources`` influence later steps that the traces of ``captured`` groups leave out."""
-        reasons: dict[str, None] = {}
+        leaks: list[_Leak] = []
         followed = {self._groups[g].space for g in captured}
         leaves = {leaf for g in captured for leaf in self._groups[g].leaves}
-        for number in followed or {None}:
+        for number in sorted(followed) or [None]:
             cuts = self._spaces[number].cuts if number is not None else {}
             direct = self._analysis.reach(sources, boundary=bears_weight, cuts=cuts)
             for m in self._live:
                 in_space = number is not None and m in self._spaces[number].leaves
                 if m not in leaves and m.output in direct and (in_space or not self._in_spaces(m, followed)):
-                    reasons[f"flows into {m.name} outside its group"] = None
+                    leaks.append(_Leak("flows into a state outside its group", m.name))
             for equation, operands in cuts.items():
                 if any(equation.inputs[k] in direct for k in operands) and self._survives(equation.outputs):
-                    reasons[f"{equation.primitive.name} mixes positions at {equation.source}"] = None
+                    leaks.append(_Leak(f"{equation.primitive.name} mixes positions", equation.place))
             for equation in self._step.equations:
-                if bears_weight(equation) and any(a in direct for a in equation.inputs):
-                    if self._survives(equation.outputs):
-                        reasons[f"recurrence through {equation.primitive.name} at {equation.source} is cut"] = None
-        return list(reasons)
+                crossed = bears_weight(equation) and any(a in direct for a in equation.inputs)
+                if crossed and self._survives(equation.outputs):
+                    leaks.append(_Leak(f"recurrence through {equation.primitive.name} is cut", equation.place))
+        return leaks
 
     def _in_spaces(self, leaf: StateLeaf, numbers: Iterable[int]) -> bool:
         return any(leaf in self._spaces[n].leaves for n in numbers)
