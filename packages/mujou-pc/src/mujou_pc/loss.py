@@ -1,7 +1,7 @@
 """Losses: one value for each sample."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 __all__ = ["CrossEntropyLoss", "Loss", "MSELoss"]
 
 
+@runtime_checkable
 class Loss(Protocol):
     """Any function from predictions and targets to one loss for each sample.
 

@@ -1,11 +1,12 @@
 """What every engine promises: the part of a run that decides who updates next."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = ["Engine"]
 
 
+@runtime_checkable
 class Engine(Protocol):
     """How the nodes of a run come to update. A run talks to its engine through this alone."""
 

@@ -31,11 +31,14 @@ class Lifecycle:
             if cell.node._timer is not None:
                 raise RuntimeError(f"node {cell.path!r} is in another run: stop that one first")
         self.open_ports: dict[str, AnyPort] = dict(open_ports(root))
-        self.host_ports: dict[int, tuple[Port[Any, Any], Channel]] = {id(port): _join_host(name, port) for name, port in self.open_ports.items()}
+        self.host_ports: dict[int, tuple[Port[Any, Any], Channel]] = {
+            id(port): _join_host(name, port) for name, port in self.open_ports.items()
+        }
         self.channels: dict[str, Channel] = dict(channels(root)) | {
             channel.name: channel for _, channel in self.host_ports.values()
         }
         self.failure: NetworkError | None = None
+        self.failure_told = False
         self.on_failure = lambda: None
         self._lock = threading.Lock()
         self._inside = threading.local()

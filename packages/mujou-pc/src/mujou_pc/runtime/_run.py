@@ -2,6 +2,8 @@
 
 import os
 import threading
+import traceback
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -62,8 +64,8 @@ class Run:
         self._write_lock = threading.Lock()
         self._pause_lock = threading.RLock()
         self._last_write_ns = 0
-        self._failure_told = False
         self._paused = False
+        weakref.finalize(self, _tell_failure, lives)
         lives.attach()
         engine.start()
         self._raise_failure()
@@ -220,7 +222,7 @@ class Run:
             NetworkError: a node failed and no call has said so yet.
         """
         self._engine.stop(timeout)
-        if not self._failure_told and not self._lives.in_hook():
+        if not self._lives.failure_told and not self._lives.in_hook():
             self._raise_failure()
 
     def stats(self) -> dict[str, NodeStats]:
@@ -298,7 +300,7 @@ class Run:
         failure = self._lives.failure
         if failure is None:
             return
-        self._failure_told = True
+        self._lives.failure_told = True
         if isinstance(failure.__cause__, KeyboardInterrupt):
             raise failure.__cause__
         error = NetworkError(failure.node, failure.hook, failure.__cause__ or failure)
@@ -314,6 +316,12 @@ class Run:
             names = [other.name for other in open_ones if getattr(other, does) is not None]
             raise ValueError(f"{port.name} is not an open port of this run that {does}; those are {names}")
         return slot
+
+
+def _tell_failure(lives: Lifecycle) -> None:
+    """When the handle is gone, or at exit: a failure that no call has told must not be lost."""
+    if lives.failure is not None and not lives.failure_told:
+        traceback.print_exception(lives.failure)
 
 
 def _cores() -> int:

@@ -64,7 +64,7 @@ def read_safetensors(data: bytearray) -> tuple[dict[str, Tensor], dict[str, str]
         header = json.loads(data[8 : 8 + size].decode())
         metadata = header.pop("__metadata__", {})
         tensors = {name: _tensor(data, 8 + size, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"not a whole safetensors file of {len(data)} bytes: {error}") from error
     return tensors, metadata
 

@@ -109,8 +109,6 @@ class Workers:
     # The workers.
 
     def _start_threads(self) -> None:
-        # torch keeps the number of intra-op threads per thread, but also a default for threads to come; the host's is
-        # put back once every worker has set its own.
         host_threads = torch.get_num_threads()
         ready = threading.Barrier(self._count + 1)
         for i in range(self._count):
@@ -120,7 +118,7 @@ class Workers:
         torch.set_num_threads(host_threads)
 
     def _work(self, ready: threading.Barrier) -> None:
-        torch.set_num_threads(self._threads)
+        _set_intra_op_threads(self._threads)
         ready.wait()
         cell = None
         while (cell := self._next(cell)) is not None:
@@ -212,3 +210,10 @@ class Workers:
             return 0.0
         nap = self._lives.timer.wall_seconds_until(until_ns)
         return nap if left is None else left if nap is None else min(left, nap)
+
+
+# torch keeps the number of intra-op threads per thread, but takes it from a number common to all when a thread first
+# asks. So the worker asks at once; afterwards the host puts the common number back to its own.
+def _set_intra_op_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.get_num_threads()

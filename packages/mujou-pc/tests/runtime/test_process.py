@@ -1,0 +1,105 @@
+"""What a whole process sees: imports, exit, threads and time."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+CHAIN = """
+import sys, time, torch
+import mujou_pc as pc
+from torch import nn
+from mujou_pc.runtime import TensorSpec
+def chain(modules=None, **settings):
+    return pc.Chain(
+        modules or [nn.Linear(4, 4), nn.Linear(4, 2)], x=TensorSpec((2, 4)), y=TensorSpec((2, 2)),
+        loss=pc.loss.MSELoss(), tau=pc.TimeConstants(h=0.004, lam=0.002, r=0.004),
+        optimizer=pc.optim.AdamW(tau=1.0, tau_m=0.1, tau_v=1.0), learn_interval=0.03, **settings)
+SAMPLE = {"x": torch.zeros(2, 4), "y": torch.zeros(2, 2)}
+"""
+
+
+def python(program, *, timeout=60):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHAIN + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_torch_dynamo_is_never_imported():
+    done = python(
+        """
+        with pc.run(chain()) as run:
+            pc.show(run, SAMPLE, seconds=0.05)
+            run.state_dict()
+        hand = pc.testing.run(chain())
+        pc.show(hand, SAMPLE, seconds=0.05)
+        nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
+        assert "torch._dynamo" not in sys.modules
+        assert not [name for name in sys.modules if name.split(".")[0] in ("jax", "etp_core")]
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forgotten_stop_does_not_keep_the_interpreter_and_still_stops_the_nodes():
+    done = python(
+        """
+        class Says(pc.runtime.Node):
+            def on_stop(self):
+                print("stopped", flush=True)
+        run = pc.run(Says(period=0.001))
+        run.sleep(0.02)
+        print("end of the program", flush=True)
+        """,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["end of the program", "stopped"]
+
+
+def test_a_forgotten_stuck_node_does_not_keep_the_interpreter():
+    done = python(
+        """
+        class Sleeps(pc.runtime.Node):
+            def on_update(self, dt):
+                time.sleep(1000)
+        pc.run(Sleeps(period=0.001)).sleep(0.05)
+        """,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_failure_that_no_call_told_is_told_at_exit():
+    done = python(
+        """
+        class Fails(pc.runtime.Node):
+            def on_update(self, dt):
+                raise KeyError("lost")
+        run = pc.run(Fails(period=0.001))
+        time.sleep(0.2)
+        """,
+        timeout=30,
+    )
+    assert "lost" in done.stderr
+    assert "on_update" in done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_cpu_time_of_a_run_stays_within_its_workers(workers):
+    done = python(
+        f"""
+        big = [nn.Linear(4, 4), *[nn.Linear(4, 4) for _ in range(6)], nn.Linear(4, 2)]
+        with pc.run(chain(big), workers={workers}) as run:
+            pc.show(run, SAMPLE, seconds=0.1)
+            cpu, wall = time.process_time(), time.monotonic()
+            pc.show(run, SAMPLE, seconds=1.0)
+            cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+        assert cpu < ({workers} + 0.5) * wall, (cpu, wall)
+        """
+    )
+    assert done.returncode == 0, done.stderr
