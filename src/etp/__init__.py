@@ -6,7 +6,7 @@
 
     etp.matmul    # etp_ops.matmul
     etp.D_RTRL    # etp_algorithms.D_RTRL
-    etp.oracle    # a module: etp_algorithms.oracle
+    etp.nn        # a module: etp_ops.nn; etp.oracle and etp.testing likewise
     etp.pc        # mujou_pc; needs `pip install "etp-suite[pc]"`
 """
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from etp_core import *
     from etp_core import testing as testing
     from etp_ops import *
+    from etp_ops import nn as nn
 
-    __all__ = ["oracle", "pc", "testing"]
+    __all__ = ["nn", "oracle", "pc", "testing"]
     __all__ += etp_core.__all__
     __all__ += etp_ops.__all__
     __all__ += etp_algorithms.__all__

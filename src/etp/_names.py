@@ -73,6 +73,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 MODULES: dict[str, str] = {
+    "nn": "etp_ops.nn",
     "oracle": "etp_algorithms.oracle",
     "pc": "mujou_pc",
     "testing": "etp_core.testing",
