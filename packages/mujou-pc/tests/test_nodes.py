@@ -404,7 +404,7 @@ def test_3000_updates_keep_the_number_of_tensors_and_no_graph():
         if k % 10 == 0:
             run.write(chain.prev, sample)
         run.step()
-    assert live_tensors() == before
+    assert live_tensors() <= before
     for message in (chain.layers[1].prev.read()["h"], *chain.layers[1].next.read(), run.read(chain.next)["y_hat"]):
         assert message.grad_fn is None
         assert not message.requires_grad
