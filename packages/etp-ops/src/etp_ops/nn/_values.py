@@ -1,0 +1,75 @@
+"""Values of parameters, masks and states from what a user may give for them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+import brainunit as u
+import jax
+import jax.numpy as jnp
+
+__all__ = ["KAIMING_NORMAL", "ORTHOGONAL", "XAVIER_NORMAL", "ZERO", "Initializer", "Size", "activation_of"]
+__all__ += ["apply_mask", "make_mask", "make_value", "matching_sizes"]
+
+Initializer = Callable[..., Any] | jax.typing.ArrayLike | u.Quantity
+"""A function of a shape, an array that broadcasts to the shape, or a number."""
+
+Size = int | Sequence[int]
+
+KAIMING_NORMAL = brainstate.nn.init.KaimingNormal()
+ORTHOGONAL = brainstate.nn.init.Orthogonal()
+XAVIER_NORMAL = brainstate.nn.init.XavierNormal()
+ZERO = brainstate.nn.init.ZeroInit()
+
+
+def make_value(initializer: Any, shape: tuple[int, ...], *, name: str) -> Any:
+    """An array (or quantity) of exactly ``shape``."""
+    value = initializer.value if isinstance(initializer, brainstate.State) else initializer
+    value = value(shape) if callable(value) else value
+    if value is None:
+        raise ValueError(f"{name} must be a function of a shape, an array or a number, got None.")
+    value = u.math.asarray(value)
+    if value.shape == shape:
+        return value
+    _check_broadcast(value.shape, shape, name)
+    return u.math.broadcast_to(value, shape)
+
+
+def make_mask(mask: Any, shape: tuple[int, ...], *, within: tuple[int, ...], name: str = "w_mask") -> Any:
+    """A factor for weights of the shape ``within``, or None; a function is asked for ``shape``."""
+    if mask is None:
+        return None
+    value = jnp.asarray(mask(shape) if callable(mask) else mask)
+    _check_broadcast(value.shape, within, name)
+    return value
+
+
+def apply_mask(weight: Any, mask: Any) -> Any:
+    """``weight`` times ``mask``; entries behind a zero have a gradient of exactly zero."""
+    return weight if mask is None else weight * mask
+
+
+def _check_broadcast(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> None:
+    fits = len(given) <= len(shape) and all(a in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False))
+    if not fits:
+        raise ValueError(f"{name} has the shape {given}, which does not broadcast to {shape}; give that shape.")
+
+
+def matching_sizes(module: brainstate.nn.Module) -> tuple[int, int]:
+    """The last entries of ``in_size`` and ``out_size``, all others being the same."""
+    if module.in_size[:-1] != module.out_size[:-1]:
+        raise ValueError(
+            f"in_size and out_size must agree in all but the last entry, got {module.in_size} and {module.out_size}."
+        )
+    return module.in_size[-1], module.out_size[-1]
+
+
+def activation_of(activation: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The function of ``brainstate.nn`` called ``activation``, or ``activation`` itself."""
+    found = vars(brainstate.nn).get(activation) if isinstance(activation, str) else activation
+    if not callable(found) or (isinstance(activation, str) and isinstance(found, type)):
+        raise ValueError(
+            f"activation must be a function, or the name of one in brainstate.nn such as 'tanh' or 'relu'; "
+            f"got {activation!r}."
+        )
+    return found
