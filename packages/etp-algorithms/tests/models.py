@@ -399,6 +399,51 @@ DIAGONAL = {
 """Models that are approximated, with the trust of every parameter."""
 
 
+RELATIONS = {
+    "leaky": [("etp_mm", "W,b", "h")],
+    "leaky_pytree": [("etp_mm", "p.bias,p.weight", "h")],
+    "indrnn": [("etp_elemwise", "u", "h"), ("etp_mm", "W", "h")],
+    "two_states_same_step": [("etp_elemwise", "d", "i+v"), ("etp_mm", "W", "i+v")],
+    "adaptive_spiking": [("etp_mm", "W", "v+a")],
+    "lstm_without_recurrence": [("etp_mm", "W,b", "c+h")],
+    "stacked_states": [("etp_mm", "W", "s")],
+    "reshaped": [("etp_mm", "W", "h")],
+    "transposed": [("etp_mm", "W", "h")],
+    "rolled_tail": [("etp_mm", "W", "h")],
+    "fancy_index_tail": [("etp_mm", "W", "h")],
+    "width_one_gate": [("etp_mm", "W", "h"), ("etp_mm", "g", "h")],
+    "plain_readout": [("etp_mm", "W", "h")],
+    "marked_readout": [("etp_mm", "W", "h")],
+    "scaled_weight": [("etp_mm", "W", "h")],
+    "squashed_weight": [("etp_mm", "W", "h")],
+    "squashed_by_hook": [("etp_mm", "W", "h")],
+    "standardised_by_hook": [("etp_mm", "W", "h")],
+    "masked_weight": [("etp_mm", "W", "h")],
+    "transposed_weight": [("etp_mm", "W", "h")],
+    "sum_of_parameters": [("etp_mm", "A,B", "h")],
+    "sliced_weight": [("etp_mm", "W", "c+h"), ("etp_mm", "W", "c+h")],
+    "tied_weight": [("etp_mm", "W", "h"), ("etp_mm", "W", "h")],
+    "wrapped": [("etp_mm", "W", "h")],
+    "vmapped": [("etp_mm", "W", "h")],
+    "conditional": [("etp_mm", "W", "h")],
+    "independent_groups": [("etp_mm", "V", "k"), ("etp_mm", "W", "h")],
+    "one_drive_two_groups": [("etp_mm", "W", "h,k")],
+    "bias_from_data": [("etp_elemwise", "b", "h"), ("etp_mm", "W", "h")],
+    "detached_reset": [("etp_mm", "W", "h")],
+    "state_read_twice": [("etp_mm", "W", "h")],
+    "dense_tanh": [("etp_mm", "W", "h")],
+    "plain_input_weight": [("etp_mm", "W", "h")],
+    "gru": [("etp_mm", "Wh", "h"), ("etp_mm", "Wz", "h")],
+    "lstm": [("etp_mm", "W", "h+c")],
+    "two_layers": [("etp_mm", "W1", "h"), ("etp_mm", "W2", "k")],
+    "rolled_state": [("etp_mm", "W", "h")],
+    "mean_of_state": [("etp_mm", "W", "h")],
+    "normalised_drive": [("etp_mm", "W", "h")],
+    "plain_recurrence": [("etp_mm", "W", "h")],
+}
+"""For every batched model its relations: primitive, parameters, hidden groups."""
+
+
 def inputs(steps=6, batch=2, seed=7):
     """A sequence ``(T, B, 3)``, or ``(T, 3)`` with ``batch=None``."""
     lead = (steps,) if batch is None else (steps, batch)
