@@ -21,27 +21,51 @@ from etp_algorithms._compiler._transitions import GroupJacobian, evaluate_transi
 from etp_algorithms._compiler._trust import Trust
 from etp_core.jaxpr import Constant, Variable, evaluate, value_of
 
-__all__ = ["Operands", "Signals", "StepValues", "TraceAlgorithm", "WindowResult", "run_window"]
+__all__ = [
+    "FoldedSteps",
+    "Operands",
+    "Signals",
+    "StepValues",
+    "TraceAlgorithm",
+    "WindowResult",
+    "evaluate_operands",
+    "evaluate_step",
+    "group_signals",
+    "run_window",
+    "step_values",
+]
 
 Arrays = list[jax.Array]
 Operands = tuple[dict[str, jax.Array], ...]
-"""For every relation its trainable operands by name."""
+"""For every marked operator its trainable operands by name."""
 Signals = tuple[tuple[jax.Array, ...], ...]
 """For every hidden group and state the cotangent per position."""
 
 
 class StepValues(NamedTuple):
-    """What an algorithm reads of one step; nothing here carries a derivative.
+    """What an algorithm reads of one step, or of several with time leading; nothing here carries a derivative.
 
     Attributes:
-        xs: for every relation the data operand, or None.
-        operands: for every relation the trainable operands.
+        xs: for every marked operator the data operand, or None.
         jacobians: for every hidden group its Jacobians; None for one that no relation reaches.
     """
 
     xs: tuple[jax.Array | None, ...]
-    operands: Operands
     jacobians: tuple[GroupJacobian | None, ...]
+
+
+class FoldedSteps(NamedTuple):
+    """A known sequence of steps, each its own window, with time leading.
+
+    Attributes:
+        values: what the algorithm reads of the steps.
+        signals: the cotangents of the states at the entry of every step.
+        drives: for every marked operator the cotangent of its output within the step.
+    """
+
+    values: StepValues
+    signals: Signals
+    drives: tuple[jax.Array, ...]
 
 
 class TraceAlgorithm(Protocol):
@@ -56,6 +80,10 @@ class TraceAlgorithm(Protocol):
         """Raise if a primitive of ``graph`` lacks a rule that the algorithm needs."""
         ...
 
+    def grade(self, trust: Trust) -> Trust:
+        """The trust of a traced parameter, given what the graph alone promises."""
+        ...
+
     def init(self, graph: TraceGraph) -> Any:
         """Zero traces, a pytree of arrays with stable keys."""
         ...
@@ -64,16 +92,24 @@ class TraceAlgorithm(Protocol):
         """The part of ``traces`` that belongs to each relation and group, by its stable name."""
         ...
 
-    def grade(self, trust: Trust) -> Trust:
-        """The trust of a traced parameter, given what the graph alone promises."""
-        ...
-
-    def roll(self, graph: TraceGraph, traces: Any, values: StepValues) -> Any:
+    def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """The traces after one more step."""
         ...
 
+    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+        """The traces after the steps of ``values``, time leading; equal to rolling one by one."""
+        ...
+
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
-        """The cotangents of the operands that ``signals`` at the groups' states entail."""
+        """The cotangents of the relations' operands that ``signals`` at the groups' states entail."""
+        ...
+
+    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+        """The sum of the gradients of all ``steps``, each a window of its own, and the traces after them.
+
+        Equal to solving and rolling step by step. The gradients are of the operands of every marked operator
+        and contain what passes within a step.
+        """
         ...
 
 
@@ -109,32 +145,27 @@ def run_window(
         arguments: the argument arrays.
         stacked: for a window, which arguments have a leading time axis; None for a single step.
     """
-    step = graph.step
-    given = dict(zip((leaf.input for leaf in step.parameters), parameters, strict=True))
-    operands = _operands(graph, given)
+    operands = evaluate_operands(graph, parameters)
     hidden = attach_traces(graph, algorithm, _detach(hidden), operands, traces)
+    operands, traces = _detach(operands), _detach(traces)
 
-    def one_step(carry: Any, moving: Arrays) -> Any:
-        hidden, others, traces = carry
-        rest, changing = iter(arguments), iter(moving)
-        current = [next(changing) if s else a for s, a in zip(stacked or (False,) * len(arguments), rest, strict=True)]
-        env = dict(given)
-        env.update(zip(step.arguments, current, strict=True))
-        env.update(zip((leaf.input for leaf in step.hidden), hidden, strict=True))
-        env.update(zip((leaf.input for leaf in step.others), others, strict=True))
-        evaluate(step.equations, env)
-        traces = algorithm.roll(graph, traces, _step_values(graph, env))
-        new_hidden = [value_of(leaf.output, env) for leaf in step.hidden]
-        new_others = [value_of(leaf.output, env) for leaf in step.others]
-        return (new_hidden, new_others, traces), [value_of(atom, env) for atom in step.outputs]
+    def one_step(carry: tuple[Arrays, Arrays], moving: Arrays) -> Any:
+        changing = iter(moving)
+        flags = stacked or (False,) * len(arguments)
+        current = [next(changing) if flag else array for array, flag in zip(arguments, flags, strict=True)]
+        env = evaluate_step(graph, parameters, *carry, current)
+        outputs = [value_of(atom, env) for atom in graph.step.outputs]
+        return _new_states(graph, env), (outputs, step_values(graph, env))
 
-    carry = (hidden, _detach(others), _detach(traces))
+    carry = (hidden, _detach(others))
     if stacked is None:
-        carry, outputs = one_step(carry, [])
+        carry, (outputs, values) = one_step(carry, [])
+        traces = algorithm.roll(graph, traces, values, operands)
     else:
-        moving = [a for a, s in zip(arguments, stacked, strict=True) if s]
-        carry, outputs = jax.lax.scan(one_step, carry, moving)
-    return WindowResult(outputs, *carry)
+        moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
+        carry, (outputs, values) = jax.lax.scan(one_step, carry, moving)
+        traces = algorithm.roll_window(graph, traces, _detach(values), operands)
+    return WindowResult(outputs, *carry, traces)
 
 
 def attach_traces(
@@ -151,14 +182,15 @@ def attach_traces(
 
     def backward(residuals: Any, cotangents: Arrays) -> Any:
         operands, traces = residuals
-        solved = algorithm.solve(graph, traces, _signals(graph, cotangents), operands)
+        solved = algorithm.solve(graph, traces, group_signals(graph, cotangents), operands)
         return cotangents, jax.tree.map(lambda c, w: c.astype(w.dtype), solved, operands), None
 
     entry.defvjp(forward, backward)
-    return entry(hidden, operands, traces)
+    return entry(hidden, operands[: len(graph.hidden_param_op_relations)], traces)
 
 
-def _signals(graph: TraceGraph, cotangents: Arrays) -> Signals:
+def group_signals(graph: TraceGraph, cotangents: Arrays) -> Signals:
+    """The cotangents of the hidden arrays, by group and state."""
     by_leaf = dict(zip(graph.step.hidden, cotangents, strict=True))
     return tuple(
         tuple(
@@ -169,31 +201,44 @@ def _signals(graph: TraceGraph, cotangents: Arrays) -> Signals:
     )
 
 
-def _operands(graph: TraceGraph, given: dict[Variable, jax.Array]) -> Operands:
+def evaluate_operands(graph: TraceGraph, parameters: Arrays) -> Operands:
     """The trainable operands as differentiable functions of the parameters; one that is none stays a constant."""
+    given = dict(zip((leaf.input for leaf in graph.step.parameters), parameters, strict=True))
 
     def operand(o: Operand) -> jax.Array:
         if o.parameters:
             return value_of(o.atom, evaluate(o.equations, dict(given)))
-        return (
-            jnp.asarray(o.atom.value)
-            if isinstance(o.atom, Constant)
-            else jnp.zeros(o.atom.aval.shape, o.atom.aval.dtype)
-        )
+        if isinstance(o.atom, Constant):
+            return jnp.asarray(o.atom.value)
+        return jnp.zeros(o.atom.aval.shape, o.atom.aval.dtype)
 
-    return tuple({key: operand(o) for key, o in r.operands.items()} for r in graph.hidden_param_op_relations)
+    return tuple({key: operand(o) for key, o in operator.operands.items()} for operator in graph.operators)
 
 
-def _step_values(graph: TraceGraph, env: dict[Variable, Any]) -> StepValues:
-    relations = graph.hidden_param_op_relations
+def evaluate_step(
+    graph: TraceGraph, parameters: Arrays, hidden: Arrays, others: Arrays, arguments: Arrays, **options: Any
+) -> dict[Variable, Any]:
+    """Every value of one step; ``options`` are those of :func:`etp_core.jaxpr.evaluate`."""
+    step = graph.step
+    env: dict[Variable, Any] = dict(zip((leaf.input for leaf in step.parameters), parameters, strict=True))
+    env.update(zip(step.arguments, arguments, strict=True))
+    env.update(zip((leaf.input for leaf in step.hidden), hidden, strict=True))
+    env.update(zip((leaf.input for leaf in step.others), others, strict=True))
+    return evaluate(step.equations, env, **options)
+
+
+def step_values(graph: TraceGraph, env: Mapping[Variable, Any]) -> StepValues:
+    """What algorithms read of a step, detached from it."""
     values = {v: jax.lax.stop_gradient(env[v]) for v in graph.probes}
     return StepValues(
-        xs=tuple(None if r.x is None else value_of(r.x, values) for r in relations),
-        operands=tuple(
-            {k: jax.lax.stop_gradient(value_of(o.atom, env)) for k, o in r.operands.items()} for r in relations
-        ),
+        xs=tuple(None if o.x is None else value_of(o.x, values) for o in graph.operators),
         jacobians=tuple(evaluate_transition(t, values) if t.links else None for t in graph.transitions),
     )
+
+
+def _new_states(graph: TraceGraph, env: Mapping[Variable, Any]) -> tuple[Arrays, Arrays]:
+    hidden = [value_of(leaf.output, env) for leaf in graph.step.hidden]
+    return hidden, [value_of(leaf.output, env) for leaf in graph.step.others]
 
 
 def _detach(tree: Any) -> Any:

@@ -13,14 +13,16 @@ from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._relations import link_key
 from etp_algorithms._compiler._trust import ParameterTrust
-from etp_algorithms._engine import TraceAlgorithm, run_window
+from etp_algorithms._engine import TraceAlgorithm, evaluate_operands, run_window
+from etp_algorithms._fold import Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._inputs import split_arguments
 from etp_algorithms._report import ParameterReport, TrustReport
-from etp_algorithms._sequence import SequenceDrivers
+from etp_algorithms._sequence import SequenceDrivers, zeros_like
 
-__all__ = ["EligibilityTrace", "Learner", "VjpMethod"]
+__all__ = ["EligibilityTrace", "Kernels", "Learner", "VjpMethod"]
 
 VjpMethod = Literal["single-step", "multi-step"]
+Kernels = Literal["auto", "reference"]
 
 
 class EligibilityTrace(brainstate.ShortTermState):
@@ -42,6 +44,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         algorithm: how traces are kept.
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
         strict: raise where the compiler would have to leave a path out of the traces.
+        kernels: ``"auto"`` folds known sequences into whole-sequence products and uses installed kernels;
+            ``"reference"`` runs the rules step by step. Both give the same gradients to round-off.
+        memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows as
+            much as the traces take, and 4 MiB at least.
     """
 
     def __init__(
@@ -51,18 +57,27 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         *,
         vjp_method: VjpMethod | None = None,
         strict: bool = False,
+        kernels: Kernels = "auto",
+        memory_limit: int | None = None,
     ) -> None:
         super().__init__()
+        if kernels not in ("auto", "reference"):
+            raise ValueError(f"kernels must be 'auto' or 'reference', got {kernels!r}.")
+        if memory_limit is not None and memory_limit <= 0:
+            raise ValueError(f"memory_limit must be a positive number of bytes or None, got {memory_limit!r}.")
         if vjp_method not in (None, "single-step", "multi-step"):
             raise ValueError(f"vjp_method must be 'single-step', 'multi-step' or None, got {vjp_method!r}.")
         self.model = model
         self.algorithm = algorithm
         self.vjp_method = vjp_method
         self.strict = strict
+        self.kernels = kernels
+        self.memory_limit = memory_limit
         self._captured: CapturedModel | None = None
         self._graph: TraceGraph | None = None
         self._run: Callable[..., Any] | None = None
         self.traces: EligibilityTrace | None = None
+        self._tape: Tape | None = None
 
     def compile_graph(self, *args: Any) -> None:
         """Compile the model for inputs like ``args`` and zero the traces.
@@ -154,10 +169,13 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
                 "make it with vjp_method='multi-step' to pass MultiStepData."
             )
         arguments = _check_arguments(captured, plain, stacked)
+        parameters, hidden, others = _read_states(captured)
+        if self._tape is not None:
+            return self._update_on_tape(self._tape, arguments, stacked)
         result = run(
-            parameters=_read(captured.parameters, captured.step.parameters),
-            hidden=_read(captured.hidden, captured.step.hidden),
-            others=_read(captured.others, captured.step.others),
+            parameters=parameters,
+            hidden=hidden,
+            others=others,
             traces=traces.value,
             arguments=arguments,
             stacked=stacked,
@@ -166,6 +184,70 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         _write(captured.others, result.others)
         traces.value = result.traces
         return jax.tree.unflatten(captured.output_tree, result.outputs)
+
+    def _update_on_tape(self, tape: Tape, arguments: list[jax.Array], stacked: tuple[bool, ...] | None) -> Any:
+        """One step of a sequence that is folded afterwards: the traces wait, the step is recorded."""
+        captured, graph, _, _ = self._compiled()
+        tape.calls += 1
+        if stacked is not None:
+            if any(a.shape[0] != 1 for a, flag in zip(arguments, stacked, strict=True) if flag):
+                raise ValueError("step_fn passed a window of several steps; give etrace_grad the chunk_size.")
+            arguments = [a[0] if flag else a for a, flag in zip(arguments, stacked, strict=True)]
+        states = _read_states(captured)
+        outputs, hidden, others, tape.record.value = record_step(
+            graph, *states, arguments, tape.shifts.value, tape.drives.value
+        )
+        _write(captured.hidden, hidden)
+        _write(captured.others, others)
+        outputs = outputs if stacked is None else [output[None] for output in outputs]
+        return jax.tree.unflatten(captured.output_tree, outputs)
+
+    def fold_gradients(
+        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]
+    ) -> tuple[list[Any], Any, Any]:
+        """The gradients of single steps, summed over a known sequence, from recorded steps.
+
+        Args:
+            loss_of: ``(gate, slices) -> (loss, (losses, aux))``; it runs the learner exactly once.
+            timed: a pair of gates and slices, time leading.
+            states: the states to differentiate.
+
+        Returns:
+            The gradients of ``states``, the losses and the aux, stacked over time.
+        """
+        captured, graph, _, traces = self._compiled()
+        tape = Tape(graph, *_read_states(captured), list(captured.argument_avals))
+        length = jax.tree.leaves(timed)[0].shape[0]
+        size = steps_per_fold(length, tape.bytes_per_step, _bytes_of(traces.value), self.memory_limit)
+
+        def counted(gate: Any, slices: Any) -> Any:
+            tape.calls = 0
+            result = loss_of(gate, slices)
+            if tape.calls != 1:
+                raise ValueError(f"step_fn must run the learner exactly once per step; it ran {tape.calls} times.")
+            return result
+
+        gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.shifts, tape.drives], has_aux=True)
+
+        def one_step(total: list[Any], now: Any) -> Any:
+            (*direct, shifts, drives), (losses, aux) = gradient(*now)
+            return jax.tree.map(jnp.add, total, direct), (losses, aux, shifts, drives, tape.record.value)
+
+        def one_fold(total: list[Any], chunk: Any) -> Any:
+            total, (losses, aux, *recorded) = brainstate.transform.scan(one_step, total, chunk)
+            parameters = _read(captured.parameters, captured.step.parameters)
+            operands = evaluate_operands(graph, parameters)
+            steps = tape.folded(*recorded)
+            cotangents, traces.value = self.algorithm.fold(graph, traces.value, steps, operands)
+            pulled = iter(pull_operands(graph, parameters, cotangents))
+            folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
+            return [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)], (losses, aux)
+
+        self._tape = tape
+        try:
+            return _in_folds(one_fold, zeros_like(states), timed, length, size)
+        finally:
+            self._tape = None
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Zero the traces.
@@ -212,6 +294,15 @@ def _check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, .
     return arrays
 
 
+def _read_states(captured: CapturedModel) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    step = captured.step
+    return (
+        _read(captured.parameters, step.parameters),
+        _read(captured.hidden, step.hidden),
+        _read(captured.others, step.others),
+    )
+
+
 def _read(slots: tuple[StateSlot, ...], leaves: Any) -> list[jax.Array]:
     arrays = [jnp.asarray(array) for slot in slots for array in slot.read()]
     for array, leaf in zip(arrays, leaves, strict=True):
@@ -232,6 +323,31 @@ def _write(slots: tuple[StateSlot, ...], arrays: list[jax.Array]) -> None:
 
 def _by_path(slots: tuple[StateSlot, ...]) -> dict[tuple[Any, ...], brainstate.State]:
     return {slot.path: slot.state for slot in slots}
+
+
+def _in_folds(
+    one_fold: Callable[..., Any], total: list[Any], timed: Any, length: int, size: int
+) -> tuple[list[Any], Any, Any]:
+    """Run ``one_fold`` over chunks of ``size`` steps, the last one shorter if it must be."""
+    whole, rest = divmod(length, size)
+    head = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), timed)
+    if whole > 1:
+        total, out = brainstate.transform.scan(one_fold, total, head)
+        out = jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), out)
+    else:
+        total, out = one_fold(total, jax.tree.map(lambda a: a[0], head))
+    if rest:
+        total, tail = one_fold(total, jax.tree.map(lambda a: a[whole * size :], timed))
+        out = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), out, tail)
+    return total, *out
+
+
+def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:
+    """A gradient with the shape of a state's value, with arrays added to its leaves."""
+    if leaves is None:
+        return total
+    old, tree = jax.tree.flatten(total)
+    return jax.tree.unflatten(tree, [a + b for a, b in zip(old, leaves, strict=True)])
 
 
 def _bytes_of(tree: Any) -> int:

@@ -7,13 +7,15 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-__all__ = ["SequenceDrivers"]
+__all__ = ["SequenceDrivers", "zeros_like"]
 
 
 class SequenceDrivers:
-    """``etrace_grad`` and ``etrace_evolve``, for anything that is called step by step and has ``param_states``."""
+    """``etrace_grad`` and ``etrace_evolve`` of a learner."""
 
+    kernels: Literal["auto", "reference"]
     param_states: Any
+    fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
 
     def etrace_grad(
         self,
@@ -74,16 +76,12 @@ class SequenceDrivers:
                 )
             return jnp.sum(losses * gate), (losses, aux)
 
-        gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
-
-        def body(total: Any, now: Any) -> Any:
-            gate, slices = now
-            step_gradient, (losses, aux) = gradient(gate, slices)
-            return jax.tree.map(jnp.add, total, step_gradient), (losses, aux)
-
-        zero = {path: jax.tree.map(jnp.zeros_like, state.value) for path, state in states.items()}
-        chunked = _chunked((gates, sequences), chunk)
-        total, (losses, aux) = brainstate.transform.scan(body, zero, chunked)
+        timed, slots = (gates, sequences), list(states.values())
+        if chunk is None and self.kernels == "auto":
+            total, losses, aux = self.fold_gradients(loss_of, timed, slots)
+        else:
+            total, losses, aux = _add_gradients(loss_of, _chunked(timed, chunk), slots)
+        total = dict(zip(states, total, strict=True))
         losses = losses.reshape(length)
         scale = 1.0 / jnp.maximum(gates.sum(), 1.0) if reduction == "mean" else 1.0
         total = jax.tree.map(lambda g: (g * scale).astype(g.dtype), total)
@@ -124,6 +122,22 @@ class SequenceDrivers:
         from etp_algorithms._inputs import MultiStepData
 
         return self(*map(MultiStepData, slices))  # type: ignore[operator]
+
+
+def _add_gradients(loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]) -> tuple[list[Any], Any, Any]:
+    """One gradient per entry of ``timed``, summed; with the losses and the aux of every call."""
+    gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
+
+    def body(total: list[Any], now: Any) -> Any:
+        gradients, (losses, aux) = gradient(*now)
+        return jax.tree.map(jnp.add, total, list(gradients)), (losses, aux)
+
+    total, (losses, aux) = brainstate.transform.scan(body, zeros_like(states), timed)
+    return total, losses, aux
+
+
+def zeros_like(states: list[brainstate.State]) -> list[Any]:
+    return [jax.tree.map(jnp.zeros_like, state.value) for state in states]
 
 
 def _length_of(sequences: tuple[Any, ...]) -> int:

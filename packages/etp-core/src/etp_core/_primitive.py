@@ -100,6 +100,11 @@ class ETPPrimitive(Primitive):
         add_rule("solve", self, rule, replace=replace)
         return rule
 
+    def register_window(self, rule: Rule, *, replace: bool = False) -> Rule:
+        """Register ``window(x_seq, df_seq, weights, **static) -> dict``, the ``instant`` terms summed over leading time."""
+        add_rule("window", self, rule, replace=replace)
+        return rule
+
     def register_pp_input(self, rule: Rule, *, replace: bool = False) -> Rule:
         """Register ``pp_input(x, weights, **static) -> array``, the view of ``x`` that can be low-passed."""
         add_rule("pp_input", self, rule, replace=replace)
@@ -141,6 +146,7 @@ class ETPPrimitive(Primitive):
         init_pp: Rule | None = None,
         instant: Rule | None = None,
         solve: Rule | None = None,
+        window: Rule | None = None,
         pp_input: Rule | None = None,
         fast_path: FastPathRules | None = None,
         replace: bool = False,
@@ -162,6 +168,7 @@ class ETPPrimitive(Primitive):
             "init_pp": init_pp,
             "instant": instant,
             "solve": solve,
+            "window": window,
             "pp_input": pp_input,
         }
         for kind, rule in given.items():

@@ -64,6 +64,11 @@ RULES: Mapping[str, RuleKind] = {
             "contract a signal with the trace into parameter-shaped gradients",
         ),
         RuleKind(
+            "window",
+            "window(x_seq, df_seq, weights, **static) -> dict",
+            "the sum of the instant terms of several steps, time leading",
+        ),
+        RuleKind(
             "pp_input",
             "pp_input(x, weights, **static) -> array",
             "the floating-point view of x that a factorised trace can low-pass (one-hot for indices)",

@@ -17,15 +17,19 @@ __all__ = [
     "Constant",
     "Equation",
     "Program",
+    "Scan",
     "Variable",
     "contains",
     "dependents",
     "evaluate",
     "flatten",
+    "inline",
     "inner_programs",
     "is_differentiable",
     "needed",
+    "renamed",
     "run",
+    "scan_of",
     "trace",
     "value_of",
 ]
@@ -166,12 +170,63 @@ def _inline(jaxpr: Any, operands: Sequence[Atom], equations: list[Equation]) -> 
     return [read(v) for v in jaxpr.outvars]
 
 
+def inline(program: Program, operands: Sequence[Atom], *, at: Equation) -> tuple[list[Equation], list[Atom]]:
+    """A fresh copy of ``program`` on ``operands``, as if it stood where ``at`` stands: its equations and outputs."""
+    env: dict[Variable, Atom] = dict(zip(program.inputs, operands, strict=True))
+    equations = []
+    for equation in program.equations:
+        inputs = tuple(renamed(atom, env) for atom in equation.inputs)
+        outputs = tuple(Variable(v.aval) for v in equation.outputs)
+        env.update(zip(equation.outputs, outputs, strict=True))
+        equations.append(Equation(equation.primitive, inputs, outputs, equation.params, at.source_info, at.context))
+    return equations, [renamed(atom, env) for atom in program.outputs]
+
+
+def renamed(atom: Atom, env: Mapping[Variable, Atom]) -> Atom:
+    """What stands for ``atom`` under the renaming ``env``; itself where that says nothing."""
+    return env.get(atom, atom) if isinstance(atom, Variable) else atom
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scan:
+    """A scan taken apart; the body maps constants, carries and slices to carries and slices.
+
+    Attributes:
+        body: one iteration.
+        consts: the number of operands that every iteration reads.
+        carries: the number of carried values.
+        length: the number of iterations.
+        reverse: whether the last slice comes first.
+    """
+
+    body: Program
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+
+
+def scan_of(equation: Equation) -> Scan:
+    """The parts of a scan equation."""
+    params = equation.params
+    if "num_consts" in params:
+        consts, carries = params["num_consts"], params["num_carry"]
+    else:  # from JAX 0.11 on, operands are grouped by a tree
+        consts, carries = (len(part) for part in params["ft_in"].unpack()[:2])
+    return Scan(flatten(params["jaxpr"]), consts, carries, params["length"], params["reverse"])
+
+
 def inner_programs(equation: Equation) -> Iterator[Program]:
     """The flat programs held in the parameters of ``equation``: branches, loop bodies, custom-rule bodies."""
-    for value in equation.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, (jex.Jaxpr, jex.ClosedJaxpr)):
-                yield flatten(item)
+    pending = list(equation.params.values())[::-1]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)):
+            yield flatten(value)
+        elif isinstance(value, (tuple, list)):
+            pending += reversed(value)
+        elif isinstance(value, dict):
+            pending += reversed(list(value.values()))
 
 
 def contains(equation: Equation, predicate: Callable[[Equation], bool]) -> bool:
@@ -193,6 +248,7 @@ def evaluate(
     env: dict[Variable, Any],
     *,
     cuts: Mapping[Equation, frozenset[int]] | None = None,
+    offsets: Mapping[Variable, Any] | None = None,
 ) -> dict[Variable, Any]:
     """Evaluate ``equations`` in order and return ``env`` with their results added.
 
@@ -202,6 +258,7 @@ def evaluate(
         equations: in topological order.
         env: the given values; extended in place.
         cuts: operands through which no derivative passes, as ``{equation: operand positions}``.
+        offsets: values added to computed variables.
     """
     for equation in equations:
         if all(v in env for v in equation.outputs):
@@ -210,7 +267,7 @@ def evaluate(
         for k in cuts.get(equation, ()) if cuts else ():
             operands[k] = jax.lax.stop_gradient(operands[k])
         for variable, value in zip(equation.outputs, equation.bind(*operands), strict=True):
-            env.setdefault(variable, value)
+            env.setdefault(variable, value + offsets[variable] if offsets and variable in offsets else value)
     return env
 
 

@@ -86,6 +86,13 @@ def _instant(x: jax.Array, df: jax.Array, weights: Arrays, **_: Any) -> Arrays:
     return {**term, "bias": df} if "bias" in weights else term
 
 
+def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, **_: Any) -> Arrays:
+    term = {"weight": jnp.einsum("t...i,t...o->...io", x_seq, df_seq)}
+    if "bias" in weights:
+        term["bias"] = df_seq.sum(0)
+    return term
+
+
 def _solve(
     signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None, bias_fn: Hook = None, **_: Any
 ) -> Arrays:
@@ -106,4 +113,5 @@ for _primitive in (etp_mm_p, etp_mv_p):
         init_pp=init_pp,
         instant=_instant,
         solve=_solve,
+        window=_window,
     )

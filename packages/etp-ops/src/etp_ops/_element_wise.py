@@ -61,6 +61,10 @@ def _instant(x: None, df: jax.Array, weights: Arrays, **_: Any) -> Arrays:
     return {"weight": df}
 
 
+def _window(x_seq: None, df_seq: jax.Array, weights: Arrays, **_: Any) -> Arrays:
+    return {"weight": df_seq.sum(0)}
+
+
 def _solve(signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None) -> Arrays:
     return {"weight": pull_hook(weight_fn, weights["weight"], signal * trace["weight"])}
 
@@ -83,4 +87,5 @@ etp_elemwise_p.register_etp_rules(
     init_pp=init_pp,
     instant=_instant,
     solve=_solve,
+    window=_window,
 )

@@ -6,7 +6,7 @@ Exact wherever the recurrence is position-wise; memory ``O(B·|w|·S)``. Source:
 efficient online learning for recurrent spiking networks" (D-RTRL); Murray, eLife 2019, for the diagonal cut.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,14 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._algorithms._rule_calls import contract, instant, propagate, trace_shapes
+from etp_algorithms._algorithms._rule_calls import contract, instant, propagate, pull_sequence, trace_shapes, window
+from etp_algorithms._algorithms._sweep import Row, Sweep, carried_inputs, recurs, sweep
 from etp_algorithms._compiler._graph import TraceGraph
-from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
+from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
+from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._trust import Trust
-from etp_algorithms._engine import Operands, Signals, StepValues
-from etp_algorithms._learner import Learner, VjpMethod
+from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
+from etp_algorithms._learner import Kernels, Learner, VjpMethod
 
 __all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "add_trees"]
 
@@ -66,46 +68,21 @@ class ParamDimTraces:
         """The traces of every relation and group by their stable name."""
         return traces
 
-    def roll(self, graph: TraceGraph, traces: Any, values: StepValues) -> Any:
+    def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of the recurrence for every relation and group."""
-        rolled = {}
-        for r, relation in enumerate(graph.hidden_param_op_relations):
-            for link in relation.links:
-                jacobian = values.jacobians[link.group]
-                assert jacobian is not None
-                old, df = traces[link_key(relation, link)], jacobian.inputs[r]
-                rolled[link_key(relation, link)] = tuple(
-                    self._roll_state(relation, link, old, row, df[a], values.xs[r], values.operands[r])
-                    if old[a] is not None
-                    else None
-                    for a, row in enumerate(jacobian.transition)
-                )
-        return rolled
+        return {
+            link_key(relation, link): self._step(relation, link, traces, jacobian, values.xs[r], operands[r])
+            for r, relation, link, jacobian in _links(graph, values)
+        }
 
-    def _roll_state(
-        self,
-        relation: HiddenParamOpRelation,
-        link: GroupLink,
-        old: tuple[Trace | None, ...],
-        row: tuple[jax.Array | None, ...],
-        df: jax.Array | None,
-        x: jax.Array | None,
-        weights: Trace,
-    ) -> Trace:
-        terms = [
-            propagate(relation, link, link.layout.gather(factor), trace)
-            for factor, trace in zip(row, old, strict=True)
-            if factor is not None and trace is not None
-        ]
-        if df is not None:
-            terms.append(instant(relation, link, x, df, weights))
-        stored = next(trace for trace in old if trace is not None)
-        return jax.tree.map(lambda new, kept: new.astype(kept.dtype), add_trees(*terms), stored)
+    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+        """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a`` with the products ``P`` of a backward sweep, ``M = P_0``."""
+        return self._roll_sweeps(graph, traces, values, operands, [_sweep(j, None) for j in values.jacobians])
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
         """``Σ ⟨s_a, ε_a⟩`` over groups and states."""
         solved = []
-        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=True):
+        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
             parts = [
                 contract(relation, link, link.layout.gather(signal), trace, weights)
                 for link in relation.links
@@ -114,6 +91,112 @@ class ParamDimTraces:
             ]
             solved.append(add_trees(*parts))
         return tuple(solved)
+
+    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+        """``∇w = xy_to_dw(x, ȳ + Dfᵀ λ) + ⟨λ_0, ε_0⟩``: one product over all steps, and one over the entry trace.
+
+        The credits ``λ`` come from a backward sweep over the signals.
+        """
+        values = steps.values
+        sweeps = [_sweep(j, s) for j, s in zip(values.jacobians, steps.signals, strict=True)]
+        gradients = []
+        for o, operator in enumerate(graph.operators):
+            cotangent = steps.drives[o]
+            for link in operator.links:
+                jacobian = values.jacobians[link.group]
+                assert jacobian is not None
+                credits = _credits(sweeps[link.group], steps.signals[link.group])
+                for df, credit in zip(jacobian.inputs[o], credits, strict=True):
+                    if df is not None:
+                        cotangent = cotangent + _meet(link.layout, df, credit)
+            gradients.append(pull_sequence(operator, values.xs[o], cotangent, operands[o]))
+        entry = tuple(
+            tuple(s[0] for s in signal) if swept is None else swept.entry
+            for signal, swept in zip(steps.signals, sweeps, strict=True)
+        )
+        for r, entered in enumerate(self.solve(graph, traces, entry, operands)):
+            gradients[r] = add_trees(gradients[r], entered)
+        return tuple(gradients), self._roll_sweeps(graph, traces, values, operands, sweeps)
+
+    def _step(
+        self,
+        relation: HiddenParamOpRelation,
+        link: GroupLink,
+        traces: Any,
+        jacobian: GroupJacobian,
+        x: Any,
+        weights: Trace,
+    ) -> tuple[Trace | None, ...]:
+        """One step for all states of one relation in one group."""
+        terms = [None if df is None else instant(relation, link, x, df, weights) for df in jacobian.inputs[relation.index]]
+        return self._advance(relation, link, traces, jacobian.transition, terms)
+
+    def _roll_sweeps(
+        self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands, sweeps: Sequence[Sweep | None]
+    ) -> Any:
+        rolled = {}
+        for r, relation, link, jacobian in _links(graph, values):
+            swept, xs = sweeps[link.group], values.xs[r]
+            if swept is None:  # nothing recurs, so the last step alone is remembered
+                last, x = jax.tree.map(lambda a: a[-1], jacobian), None if xs is None else xs[-1]
+                rolled[link_key(relation, link)] = self._step(relation, link, traces, last, x, operands[r])
+                continue
+            carried = [carried_inputs(link.layout, suffix, jacobian.inputs[r]) for suffix in swept.suffixes]
+            terms = [None if c is None else window(relation, link, xs, c, operands[r]) for c in carried]
+            rolled[link_key(relation, link)] = self._advance(relation, link, traces, swept.whole, terms)
+        return rolled
+
+    def _advance(
+        self,
+        relation: HiddenParamOpRelation,
+        link: GroupLink,
+        traces: Any,
+        factors: Sequence[Row],
+        terms: Sequence[Trace | None],
+    ) -> tuple[Trace | None, ...]:
+        """``Σ_b factors_ab ε_b + terms_a`` for every state, stored in the dtype of the traces."""
+        old = traces[link_key(relation, link)]
+        new: list[Trace | None] = []
+        for kept, row, term in zip(old, factors, terms, strict=True):
+            if kept is None:
+                new.append(None)
+                continue
+            parts = [
+                propagate(relation, link, link.layout.gather(factor), trace)
+                for factor, trace in zip(row, old, strict=True)
+                if factor is not None and trace is not None
+            ]
+            total = add_trees(*parts, *(() if term is None else (term,)))
+            new.append(jax.tree.map(lambda value, stored: value.astype(stored.dtype), total, kept))
+        return tuple(new)
+
+
+def _sweep(jacobian: GroupJacobian | None, signals: tuple[jax.Array, ...] | None) -> Sweep | None:
+    """The backward sweep of one group; None where nothing recurs."""
+    return sweep(jacobian.transition, signals) if jacobian is not None and recurs(jacobian.transition) else None
+
+
+def _credits(swept: Sweep | None, signals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """``λ_1 … λ_K``; without recurrence the credit of a state is the signal at the next entry."""
+    if swept is not None and swept.credits is not None:
+        return swept.credits
+    return tuple(jnp.concatenate([s[1:], jnp.zeros_like(s[:1])]) for s in signals)
+
+
+def _links(
+    graph: TraceGraph, values: StepValues
+) -> Iterator[tuple[int, HiddenParamOpRelation, GroupLink, GroupJacobian]]:
+    for r, relation in enumerate(graph.hidden_param_op_relations):
+        for link in relation.links:
+            jacobian = values.jacobians[link.group]
+            assert jacobian is not None
+            yield r, relation, link, jacobian
+
+
+def _meet(layout: Layout, df: jax.Array, credit: jax.Array) -> jax.Array:
+    """``Dfᵀ λ`` at every step, laid out like ``y``."""
+    product = df * jax.vmap(layout.gather)(credit)
+    return product.sum(1) if layout.lanes > 1 else product
 
 
 class D_RTRL(Learner):
@@ -124,6 +207,8 @@ class D_RTRL(Learner):
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
         trace_dtype: the dtype in which traces are stored, for example ``jnp.bfloat16``.
         strict: raise where the compiler would have to leave a path out of the traces.
+        kernels: see :class:`Learner`.
+        memory_limit: see :class:`Learner`.
 
     Example:
         >>> import etp_algorithms, jax.numpy as jnp
@@ -138,8 +223,17 @@ class D_RTRL(Learner):
         vjp_method: VjpMethod | None = None,
         trace_dtype: Any = None,
         strict: bool = False,
+        kernels: Kernels = "auto",
+        memory_limit: int | None = None,
     ) -> None:
-        super().__init__(model, ParamDimTraces(trace_dtype), vjp_method=vjp_method, strict=strict)
+        super().__init__(
+            model,
+            ParamDimTraces(trace_dtype),
+            vjp_method=vjp_method,
+            strict=strict,
+            kernels=kernels,
+            memory_limit=memory_limit,
+        )
 
 
 ParamDimVjpAlgorithm = D_RTRL

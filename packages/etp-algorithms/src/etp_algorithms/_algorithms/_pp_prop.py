@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._algorithms._d_rtrl import add_trees
+from etp_algorithms._algorithms._rule_calls import pull_sequence
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._trust import Trust
-from etp_algorithms._engine import Operands, Signals, StepValues
-from etp_algorithms._learner import Learner, VjpMethod
+from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
+from etp_algorithms._learner import Kernels, Learner, VjpMethod
 
 __all__ = ["ES_D_RTRL", "FactorisedTraces", "IODimVjpAlgorithm", "decays_of", "pp_prop"]
 
@@ -106,14 +107,14 @@ class FactorisedTraces:
         """The output filters of every relation and group by their stable name."""
         return traces["output"]
 
-    def roll(self, graph: TraceGraph, traces: Any, values: StepValues) -> Any:
+    def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of both filters."""
         inputs, outputs = {}, {}
         for r, relation in enumerate(graph.hidden_param_op_relations):
             key = _input_key(graph, relation)
             if key in traces["input"] and key not in inputs:
                 old = traces["input"][key]
-                x = self._view(relation, values.xs[r], values.operands[r])
+                x = self._view(relation, values.xs[r], operands[r])
                 inputs[key] = (self.decay_x * old.astype(x.dtype) + x).astype(old.dtype)
             for link in relation.links:
                 jacobian = values.jacobians[link.group]
@@ -123,10 +124,16 @@ class FactorisedTraces:
         mass = self.decay_f * traces["mass"] + (1.0 - self.decay_f)
         return {"input": inputs, "output": outputs, "mass": mass}
 
-    def _roll_output(self, old: Any, jacobian: GroupJacobian, r: int, layout: Layout) -> tuple[jax.Array | None, ...]:
+    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+        """The filters after a window, step by step: they are small."""
+        return jax.lax.scan(lambda old, now: (self.roll(graph, old, now, operands), None), traces, values)[0]
+
+    def _roll_output(
+        self, old: tuple[jax.Array | None, ...], jacobian: GroupJacobian, r: int, layout: Layout
+    ) -> tuple[jax.Array | None, ...]:
         rolled: list[jax.Array | None] = []
-        for a, row in enumerate(jacobian.transition):
-            if old[a] is None:
+        for kept, row, df in zip(old, jacobian.transition, jacobian.inputs[r], strict=True):
+            if kept is None:
                 rolled.append(None)
                 continue
             terms = [
@@ -134,30 +141,58 @@ class FactorisedTraces:
                 for factor, filtered in zip(row, old, strict=True)
                 if factor is not None and filtered is not None
             ]
-            df = jacobian.inputs[r][a]
             if df is not None:
                 terms.append((1.0 - self.decay_f) * df)
-            rolled.append(add_trees(*terms).astype(old[a].dtype))
+            rolled.append(add_trees(*terms).astype(kept.dtype))
         return tuple(rolled)
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
         """The pull-back of the filtered output signal at the filtered input."""
-        mass = jnp.where(traces["mass"] > 0, traces["mass"], 1.0)
         solved = []
-        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=True):
-            x = traces["input"].get(_input_key(graph, relation))
-            parts = []
-            for link in relation.links:
-                filters = traces["output"][link_key(relation, link)]
-                for signal, filtered in zip(signals[link.group], filters, strict=True):
-                    if filtered is not None:
-                        part = link.layout.gather(signal) * filtered
-                        parts.append(part.sum(0) if link.layout.lanes > 1 else part)
-            g = (add_trees(*parts) / mass).astype(relation.y.aval.dtype)
+        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
+            x, g = self._factors(graph, relation, traces, signals)
             pull = relation.primitive.require_rule("xy_to_dw", self.name)
-            x = x if x is None else x.astype(jnp.result_type(x, g))
             solved.append(pull(x, g, weights, **relation.static))
         return tuple(solved)
+
+    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+        """The factors of every step side by side with what passes within the steps, and one product over both."""
+
+        def forward(old: Any, now: Any) -> Any:
+            values, signals = now
+            factors = [self._factors(graph, relation, old, signals) for relation in graph.hidden_param_op_relations]
+            return self.roll(graph, old, values, operands), factors
+
+        traces, factors = jax.lax.scan(forward, traces, (steps.values, steps.signals))
+        gradients = []
+        for o, operator in enumerate(graph.operators):
+            xs, drives = steps.values.xs[o], steps.drives[o]
+            if o < len(factors):
+                x, g = factors[o]
+                if xs is not None:
+                    xs = jnp.concatenate([self._view_sequence(operator, xs, operands[o]).astype(x.dtype), x])
+                drives = jnp.concatenate([drives, g])
+            gradients.append(pull_sequence(operator, xs, drives, operands[o]))
+        return tuple(gradients), traces
+
+    def _factors(
+        self, graph: TraceGraph, relation: HiddenParamOpRelation, traces: Any, signals: Signals
+    ) -> tuple[jax.Array | None, jax.Array]:
+        """``ε_x`` and ``Σ_a s_a ε_f,a / c``, the latter laid out like ``y``."""
+        x = traces["input"].get(_input_key(graph, relation))
+        parts = []
+        for link in relation.links:
+            filters = traces["output"][link_key(relation, link)]
+            for signal, filtered in zip(signals[link.group], filters, strict=True):
+                if filtered is not None:
+                    part = link.layout.gather(signal) * filtered
+                    parts.append(part.sum(0) if link.layout.lanes > 1 else part)
+        mass = jnp.where(traces["mass"] > 0, traces["mass"], 1.0)
+        g = (add_trees(*parts) / mass).astype(relation.y.aval.dtype)
+        return x if x is None else x.astype(jnp.result_type(x, g)), g
+
+    def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array, weights: Any) -> jax.Array:
+        return jax.vmap(lambda x: self._view(operator, x, weights))(xs)
 
     def _input_shape(self, relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct | None:
         if relation.x is None:
@@ -184,6 +219,8 @@ class pp_prop(Learner):
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
         trace_dtype: the dtype in which traces are stored.
         strict: raise where the compiler would have to leave a path out of the traces.
+        kernels: see :class:`Learner`.
+        memory_limit: see :class:`Learner`.
     """
 
     def __init__(
@@ -194,9 +231,18 @@ class pp_prop(Learner):
         vjp_method: VjpMethod | None = None,
         trace_dtype: Any = None,
         strict: bool = False,
+        kernels: Kernels = "auto",
+        memory_limit: int | None = None,
     ) -> None:
         decay_x, decay_f = decays_of(decay_or_rank)
-        super().__init__(model, FactorisedTraces(decay_x, decay_f, trace_dtype), vjp_method=vjp_method, strict=strict)
+        super().__init__(
+            model,
+            FactorisedTraces(decay_x, decay_f, trace_dtype),
+            vjp_method=vjp_method,
+            strict=strict,
+            kernels=kernels,
+            memory_limit=memory_limit,
+        )
 
 
 ES_D_RTRL = pp_prop

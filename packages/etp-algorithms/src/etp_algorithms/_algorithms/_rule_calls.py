@@ -1,15 +1,17 @@
-"""How an algorithm calls the rules of a relation's primitive: defaults, lanes and batches in one place."""
+"""How an algorithm calls the rules of an operator's primitive: defaults, lanes and batches in one place."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
 
-__all__ = ["contract", "instant", "propagate", "trace_shapes"]
+__all__ = ["contract", "instant", "propagate", "pull_sequence", "trace_shapes", "window"]
 
 Arrays = dict[str, jax.Array]
+_USER = "an online learner"
 
 
 def trace_shapes(relation: HiddenParamOpRelation, link: GroupLink, algorithm: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -34,23 +36,36 @@ def instant(relation: HiddenParamOpRelation, link: GroupLink, x: Any, df: jax.Ar
     def term(df: jax.Array) -> Arrays:
         if rule is not None:
             return rule(x, df, weights, **static)
-        pull = primitive.require_rule("xy_to_dw", "the trace")
+        pull = primitive.require_rule("xy_to_dw", _USER)
         if not primitive.batched:
             return pull(x, df, weights, **static)
         # one sample at a time, each as a batch of one, so that the rule's sum over the batch is harmless
         return jax.vmap(lambda x, df: pull(x[None], df[None], weights, **static))(x, df)
 
-    return jax.vmap(term)(df) if link.layout.lanes > 1 else term(df)
+    return _over_lanes(term, link)(df)
+
+
+def window(relation: HiddenParamOpRelation, link: GroupLink, xs: Any, dfs: jax.Array, weights: Arrays) -> Arrays:
+    """The sum of the newest terms of several steps, time leading."""
+    primitive, static = relation.primitive, relation.static
+    rule = primitive.rule("window")
+    if rule is not None:
+        if link.layout.lanes == 1:
+            return rule(xs, dfs, weights, **static)
+        return jax.vmap(lambda df: rule(xs, df, weights, **static), in_axes=1)(dfs)
+    zero = jax.eval_shape(lambda: instant(relation, link, None if xs is None else xs[0], dfs[0], weights))
+
+    def add(total: Arrays, now: tuple[Any, jax.Array]) -> tuple[Arrays, None]:
+        return jax.tree.map(jnp.add, total, instant(relation, link, *now, weights)), None
+
+    start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), zero)
+    return jax.lax.scan(add, start, (xs, dfs))[0]
 
 
 def propagate(relation: HiddenParamOpRelation, link: GroupLink, factor: jax.Array, trace: Arrays) -> Arrays:
     """The trace multiplied by ``factor``, which is laid out like ``y``."""
-    rule = relation.primitive.require_rule("dt_to_t", "the trace")
-
-    def product(factor: jax.Array, trace: Arrays) -> Arrays:
-        return rule(factor, trace, **relation.static)
-
-    return jax.vmap(product)(factor, trace) if link.layout.lanes > 1 else product(factor, trace)
+    rule = relation.primitive.require_rule("dt_to_t", _USER)
+    return _over_lanes(lambda factor, trace: rule(factor, trace, **relation.static), link)(factor, trace)
 
 
 def contract(
@@ -62,15 +77,33 @@ def contract(
     def gradient(signal: jax.Array, trace: Arrays) -> Arrays:
         if solve is not None:
             return solve(signal, trace, weights, **relation.static)
-        return propagate_and_sum(signal, trace)
-
-    def propagate_and_sum(signal: jax.Array, trace: Arrays) -> Arrays:
-        rule = relation.primitive.require_rule("dt_to_t", "the trace")
+        rule = relation.primitive.require_rule("dt_to_t", _USER)
         return _sum_to(weights, rule(signal, trace, **relation.static), relation)
 
-    if link.layout.lanes == 1:
-        return gradient(signal, trace)
-    return jax.tree.map(lambda g: g.sum(0), jax.vmap(gradient)(signal, trace))
+    solved = _over_lanes(gradient, link)(signal, trace)
+    return jax.tree.map(lambda g: g.sum(0), solved) if link.layout.lanes > 1 else solved
+
+
+def pull_sequence(operator: HiddenParamOpRelation, xs: Any, cotangents: jax.Array, weights: Arrays) -> Arrays:
+    """The gradient of the operands for cotangents of ``y`` at several steps, time leading, summed over them."""
+    primitive, static = operator.primitive, operator.static
+    if primitive.x_invar_index is None:
+        return primitive.require_rule("xy_to_dw", _USER)(None, cotangents.sum(0), weights, **static)
+    batched = primitive if primitive.batched else primitive.batched_twin
+    if batched is not None:  # time and batch are one batch
+        if primitive.batched:
+            xs, cotangents = _fold_time(xs), _fold_time(cotangents)
+        return batched.require_rule("xy_to_dw", _USER)(xs, cotangents, weights, **static)
+    pull = primitive.require_rule("xy_to_dw", _USER)
+    return jax.tree.map(lambda g: g.sum(0), jax.vmap(lambda x, g: pull(x, g, weights, **static))(xs, cotangents))
+
+
+def _fold_time(array: jax.Array) -> jax.Array:
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _over_lanes(fn: Callable[..., Arrays], link: GroupLink) -> Callable[..., Arrays]:
+    return jax.vmap(fn) if link.layout.lanes > 1 else fn
 
 
 def _sum_to(weights: Mapping[str, jax.Array], gradient: Arrays, relation: HiddenParamOpRelation) -> Arrays:

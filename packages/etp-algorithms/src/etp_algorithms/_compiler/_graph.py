@@ -6,13 +6,14 @@ from functools import cached_property
 
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
 from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._positions import PositionAnalysis
 from etp_algorithms._compiler._program import StepProgram
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, find_relations
+from etp_algorithms._compiler._straighten import straighten
 from etp_algorithms._compiler._transitions import Transition, build_transition
 from etp_algorithms._compiler._trust import ParameterTrust, judge_parameters
-from etp_core import ETPPrimitive
-from etp_core.jaxpr import Equation, Variable, contains
+from etp_core.jaxpr import Variable
 
 __all__ = ["TraceGraph", "compile_step"]
 
@@ -25,6 +26,7 @@ class TraceGraph:
         step: the step as equations with roles.
         hidden_groups: the states that couple position by position.
         hidden_param_op_relations: the uses of marked operators that are learned forward in time.
+        operators: the uses of marked operators on parameters: the relations, then those without a trace.
         transitions: for each group the equations that its Jacobians need.
         trust: the verdict on every parameter array.
         diagnostics: what the compiler noticed.
@@ -33,6 +35,7 @@ class TraceGraph:
     step: StepProgram
     hidden_groups: tuple[HiddenGroup, ...]
     hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
+    operators: tuple[HiddenParamOpRelation, ...]
     transitions: tuple[Transition, ...]
     trust: tuple[ParameterTrust, ...]
     diagnostics: tuple[Diagnostic, ...]
@@ -44,9 +47,9 @@ class TraceGraph:
         for transition in self.transitions:
             if transition.links:
                 found.update(dict.fromkeys(sorted(transition.probes, key=self._order.__getitem__)))
-        for relation in self.hidden_param_op_relations:
-            if isinstance(relation.x, Variable):
-                found[relation.x] = None
+        for operator in self.operators:
+            if isinstance(operator.x, Variable):
+                found[operator.x] = None
         return tuple(found)
 
     @cached_property
@@ -56,30 +59,29 @@ class TraceGraph:
         return {v: n for n, v in enumerate([*inputs, *(v for e in step.equations for v in e.outputs)])}
 
 
-def compile_step(step: StepProgram, *, strict: bool = False) -> TraceGraph:
+def compile_step(
+    step: StepProgram, *, strict: bool = False, control_flow: ControlFlowPolicy | None = None
+) -> TraceGraph:
     """Run every pass over one step.
+
+    Args:
+        step: the step as captured.
+        strict: raise where a path has to be left out of the traces.
+        control_flow: limits of the pass that lays out control flow with marked operators; None for the defaults.
 
     Raises:
         CompilationError: a marked operator stands where no trace can follow it, or ``strict`` is set and
             some path had to be cut.
     """
-    for equation in step.equations:
-        _refuse_hidden_operator(equation)
+    step = straighten(step, control_flow or ControlFlowPolicy())
     analysis = PositionAnalysis(step.equations)
     groups, spaces, cut = find_hidden_groups(step, analysis)
-    relations, untraced, noticed = find_relations(step, analysis, groups, spaces)
+    operators, untraced, noticed = find_relations(step, analysis, groups, spaces)
+    relations = tuple(operator for operator in operators if operator.links)
     transitions = tuple(build_transition(step, g, spaces[g.space], relations) for g in groups)
     trust = judge_parameters(step, analysis, groups, spaces, relations, untraced)
     diagnostics = (*cut, *noticed)
     warnings = [d for d in diagnostics if d.level == "warning"]
     if strict and warnings:
         raise CompilationError("strict=True, and the compiler had to cut:\n" + "\n".join(f"- {d}" for d in warnings))
-    return TraceGraph(step, groups, relations, transitions, trust, diagnostics)
-
-
-def _refuse_hidden_operator(equation: Equation) -> None:
-    if contains(equation, lambda inner: isinstance(inner.primitive, ETPPrimitive)):
-        raise CompilationError(
-            f"a marked operator stands inside {equation.primitive.name} ({equation.source}), where its traces cannot "
-            f"be followed. Move the operator out of it, use jnp.where instead of cond, or use the plain operation there."
-        )
+    return TraceGraph(step, groups, relations, operators, transitions, trust, diagnostics)

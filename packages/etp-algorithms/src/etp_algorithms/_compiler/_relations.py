@@ -116,7 +116,7 @@ class HiddenParamOpRelation:
         index: the relation's number; stable for one model.
         equation: the operator's equation.
         operands: the trainable operands by name.
-        links: one per hidden group that ``y`` reaches.
+        links: one per hidden group that ``y`` reaches; none for a use that has no trace.
     """
 
     index: int
@@ -162,12 +162,14 @@ def find_relations(
     groups: tuple[HiddenGroup, ...],
     spaces: tuple[PositionSpace, ...],
 ) -> tuple[tuple[HiddenParamOpRelation, ...], dict[Equation, str], tuple[Diagnostic, ...]]:
-    """Find every use of a marked operator that can be traced.
+    """Find every use of a marked operator on functions of parameters.
 
     Returns:
-        The relations; for every marked equation without one the reason; the diagnostics.
+        The uses, those that can be traced first; for every marked equation without a trace the reason; the
+        diagnostics.
     """
     relations: list[HiddenParamOpRelation] = []
+    others: list[tuple[Equation, dict[str, Operand]]] = []
     untraced: dict[Equation, str] = {}
     diagnostics: list[Diagnostic] = []
     for equation in step.equations:
@@ -184,9 +186,12 @@ def find_relations(
         if links:
             relations.append(HiddenParamOpRelation(len(relations), equation, operands, links))
             continue
+        if equation.primitive.rule("xy_to_dw") is not None:
+            others.append((equation, operands))
         untraced[equation] = _why_untraced(analysis, equation, groups, refused)
         if untraced[equation] == BEHIND_WEIGHT:
             diagnostics.append(_behind_weight(step, equation, operands))
+    relations += [HiddenParamOpRelation(len(relations) + n, *other, links=()) for n, other in enumerate(others)]
     return tuple(relations), untraced, tuple(diagnostics)
 
 

@@ -1,0 +1,110 @@
+"""One pass over the steps of a window, backward in time, at every position at once.
+
+With ``D_1 … D_K`` the per-position transitions of a group, signals ``s`` at the entry of each step, ``λ_K = 0`` and
+``P_K = 1``,
+
+    λ_t−1 = s_t + D_tᵀ λ_t ,      P_t−1 = P_t D_t ,      t = K … 1 .
+
+``λ_t`` is the credit of the state after step ``t``, and ``P_t`` carries what step ``t`` writes to the end of the
+window. State axes are unrolled: a matrix over the states is a tuple of rows, and None is a structural zero.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from etp_algorithms._compiler._relations import Layout
+from etp_algorithms._compiler._transitions import Factors
+
+__all__ = ["Row", "Sweep", "carried_inputs", "recurs", "sweep"]
+
+Row = tuple[jax.Array | None, ...]
+
+
+class Sweep(NamedTuple):
+    """What a backward pass over ``K`` steps finds.
+
+    Attributes:
+        credits: ``λ_1 … λ_K`` per state, time leading; None if no signals were given.
+        entry: ``λ_0`` per state.
+        suffixes: ``P_1 … P_K``, time leading.
+        whole: ``P_0``.
+    """
+
+    credits: tuple[jax.Array, ...] | None
+    entry: tuple[jax.Array, ...] | None
+    suffixes: tuple[Row, ...]
+    whole: tuple[Row, ...]
+
+
+def recurs(transition: Factors) -> bool:
+    """Whether any state depends on the step before."""
+    return any(factor is not None for row in transition for factor in row)
+
+
+def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
+    """Pass backward over a window.
+
+    Args:
+        transition: ``D[a][b]``, each ``(K, *varshape)``; at least one is present.
+        signals: ``s[a]``, each ``(K, *varshape)``; None for the products alone.
+    """
+    states = range(len(transition))
+    some = next(factor for row in transition for factor in row if factor is not None)[0]
+    zero, reached = jnp.zeros_like(some), _closure(transition)
+    start = tuple(
+        tuple(jnp.ones_like(some) if a == b else zero if reached[a][b] else None for b in states) for a in states
+    )
+
+    def back(carry: Any, now: Any) -> Any:
+        (credit, product), (d, s) = carry, now
+        earlier = None if s is None else tuple(_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
+        moved = tuple(
+            tuple(
+                _or_zero(_sum(*(_times(product[a][c], d[c][b]) for c in states)), kept)
+                for b, kept in zip(states, product[a], strict=True)
+            )
+            for a in states
+        )
+        return (earlier, moved), (credit, product)
+
+    last = None if signals is None else tuple(jnp.zeros_like(s[0]) for s in signals)
+    (entry, whole), (credits, suffixes) = jax.lax.scan(back, (last, start), (transition, signals), reverse=True)
+    return Sweep(credits, entry, suffixes, tuple(tuple(p if reached[a][b] else None for b, p in enumerate(row)) for a, row in enumerate(whole)))
+
+
+def carried_inputs(layout: Layout, suffix: Row, inputs: Row) -> jax.Array | None:
+    """``(P_t Df_t)_a`` for one state ``a`` at every step, laid out like ``y``; None if it is structurally zero."""
+    return _sum(
+        *(
+            jax.vmap(layout.gather)(factor) * df
+            for factor, df in zip(suffix, inputs, strict=True)
+            if factor is not None and df is not None
+        )
+    )
+
+
+def _closure(transition: Factors) -> list[list[bool]]:
+    """``[a][b]``: whether state ``a`` depends on state ``b`` after one step or more."""
+    states = range(len(transition))
+    reached = [[factor is not None for factor in row] for row in transition]
+    for c in states:
+        for a in states:
+            for b in states:
+                reached[a][b] = reached[a][b] or (reached[a][c] and reached[c][b])
+    return reached
+
+
+def _times(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    return None if a is None or b is None else a * b
+
+
+def _sum(*terms: jax.Array | None) -> jax.Array | None:
+    present = [term for term in terms if term is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+def _or_zero(value: jax.Array | None, kept: jax.Array | None) -> jax.Array | None:
+    """The carry keeps its structure: an entry that turns structurally zero becomes zeros."""
+    return None if kept is None else jnp.zeros_like(kept) if value is None else value

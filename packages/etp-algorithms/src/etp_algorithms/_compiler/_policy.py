@@ -1,0 +1,34 @@
+"""How far the compiler goes to follow marked operators through control flow."""
+
+from dataclasses import dataclass, fields
+
+__all__ = ["ControlFlowPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFlowPolicy:
+    """Limits of the pass that lays control flow with marked operators out flat.
+
+    Control flow without marked operators is never touched, whatever its length.
+
+    Attributes:
+        scan_unroll_limit: the longest scan that is unrolled; 0 unrolls none.
+        nesting_limit: the deepest nesting of branches and loops that is followed.
+        equation_limit: the largest number of equations that one step may grow to.
+
+    Raises:
+        TypeError: a limit is not an integer.
+        ValueError: a limit is negative.
+    """
+
+    scan_unroll_limit: int = 16
+    nesting_limit: int = 32
+    equation_limit: int = 50_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{field.name} must be an int, got {value!r}.")
+            if value < 0:
+                raise ValueError(f"{field.name} must not be negative, got {value}.")
