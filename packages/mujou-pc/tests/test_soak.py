@@ -44,6 +44,6 @@ def test_ten_minutes_of_learning_keep_memory_tensors_and_time():
             updates.append(min(stats.updates for stats in run.stats().values()))
             run.resume()
     assert all(torch.isfinite(p).all() for p in parameters(chain))
-    assert len(set(tensors[1:])) == 1, tensors
+    assert max(tensors) - min(tensors) <= 2, tensors  # a mask may or may not be shared between two messages
     assert memory[-1] - memory[1] < 8 * 2**20, memory
     assert all(b > a for a, b in itertools.pairwise(updates)), updates

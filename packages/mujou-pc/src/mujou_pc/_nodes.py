@@ -100,10 +100,10 @@ class Layer(Node):
         period: float | None = None,
     ) -> None:
         super().__init__(period=tau.period if period is None else period)
-        h_in, y = _activity_fields(spec)
+        h_in, _ = _activity_fields(spec)
         mu = _output_spec(module, h_in)
         self.prev: Port[Activity, Tensor] = Port(receives=spec, sends=gradient_spec(h_in))
-        self.spec: DictSpec = activity_spec(mu, y)
+        self.spec: DictSpec = DictSpec({**spec.fields, "h": mu})
         self.next: MultiPort[Tensor, Activity] = MultiPort(receives=gradient_spec(mu), sends=self.spec)
         self.module = module
         self.tau = tau
@@ -114,6 +114,7 @@ class Layer(Node):
         self._params = _learning(module)
         self.optimizer: BoundOptimizer = optimizer.bind(self._params)
         self._targets = _Targets()
+        self._no_g = mu.zero()
 
     def on_update(self, dt: float) -> None:
         """Read, tick, send `g_in`, relax, send the prediction, learn."""
@@ -142,7 +143,7 @@ class Layer(Node):
         self.relaxer.reset_(reset)
 
     def _g(self) -> Tensor:
-        first, *others = self.next.read() or (torch.zeros_like(self.r),)
+        first, *others = self.next.read() or (self._no_g,)
         for other in others:
             first = first + other
         return first

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mujou_pc._time_constants import TimeConstants
 from mujou_pc.runtime import State, Stateful, Timestamp
@@ -11,8 +10,7 @@ from mujou_pc.runtime import State, Stateful, Timestamp
 __all__ = ["LearnClock", "Tick"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """What one update may do.
 
     Args:

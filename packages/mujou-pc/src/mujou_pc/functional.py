@@ -51,7 +51,8 @@ def vjp(
         h_in = _leaf(h_in)
         mu = f(h_in)
     value = mu.detach()
-    return Vjp(value, *_gradients(mu, h_in, params, delta(value).neg()))
+    g_in, g_theta = _gradients(mu, (h_in, *params), delta(value).neg())
+    return Vjp(value, g_in, g_theta)
 
 
 def loss_vjp(
@@ -79,7 +80,7 @@ def loss_vjp(
         h_in = _leaf(h_in)
         y_hat = f(h_in)
         total = _total_loss(loss, y_hat, y, mask)
-    g_in, g_theta = _gradients(total, h_in, params, None)
+    g_in, g_theta = _gradients(total, (h_in, *params), None)
     return Vjp(y_hat.detach(), select_rows(g_in, mask), g_theta)
 
 
@@ -141,15 +142,16 @@ def _total_loss(loss: Loss, y_hat: Tensor, y: Tensor, mask: Tensor | None) -> Te
 
 
 def _gradients(
-    output: Tensor, h_in: Tensor, params: Sequence[Tensor], grad_output: Tensor | None
+    output: Tensor, inputs: tuple[Tensor, ...], grad_output: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    inputs = [h_in, *params]
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    if not (output.requires_grad and wanted):
-        wanted = []
-    found = iter(torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ())
-    known = {id(tensor) for tensor in wanted}
-    grads = [next(found) if id(tensor) in known else None for tensor in inputs]
+    """The gradient for the first input and for the others; zeros where there is none."""
+    wanted = [tensor for tensor in inputs if tensor.requires_grad] if output.requires_grad else []
+    found = torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ()
+    if len(found) == len(inputs):
+        grads = list(found)
+    else:
+        of = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
+        grads = [of.get(id(tensor)) for tensor in inputs]
     g_in, *g_theta = [
         _zeros_for(tensor, output) if grad is None else grad for tensor, grad in zip(inputs, grads, strict=True)
     ]

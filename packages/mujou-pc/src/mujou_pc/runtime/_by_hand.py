@@ -38,13 +38,16 @@ class ByHand:
         for cell in cells:
             self._update(cell)
 
-    def wait(self, condition: Callable[[], bool], timeout: float | None, until_ns: int) -> bool:
-        limits = [self._timer.now().ns + nanoseconds(timeout)] if timeout is not None else []
-        limits += [until_ns] if until_ns >= 0 else []
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        limit_ns = None if timeout is None else self._timer.now().ns + nanoseconds(timeout)
         while not condition():
-            if self.ended or not self._update_next(min(limits, default=None)):
+            if self.ended or not self._update_next(limit_ns):
                 return False
         return True
+
+    def sleep(self, until_ns: int) -> None:
+        while not self.ended and self._update_next(until_ns):
+            pass
 
     def hold(self) -> None:
         self._held += 1

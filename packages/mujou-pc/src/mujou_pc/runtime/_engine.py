@@ -14,13 +14,12 @@ class Engine(Protocol):
         """Start the nodes."""
         ...
 
-    def wait(self, condition: Callable[[], bool], timeout: float | None, until_ns: int) -> bool:
-        """Block the host until the condition holds or the run ends.
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Block the host until the condition holds (True), or the timeout came or the run ended (False)."""
+        ...
 
-        Returns:
-            Whether the condition held; False when `timeout` seconds passed, the timer reached `until_ns` (unless -1),
-            or the run ended.
-        """
+    def sleep(self, until_ns: int) -> None:
+        """Block the host until the timer reads this moment or the run ended."""
         ...
 
     def hold(self) -> None:

@@ -9,7 +9,7 @@ from mujou_pc.runtime._errors import NetworkError
 from mujou_pc.runtime._network import Part, channels, open_ports, walk
 from mujou_pc.runtime._port import AnyPort, Channel, Port
 from mujou_pc.runtime._schedule import Cell, begin_update
-from mujou_pc.runtime._timer import Timer
+from mujou_pc.runtime._timer import Timer, nanoseconds
 
 __all__ = ["Lifecycle"]
 
@@ -26,7 +26,9 @@ class Lifecycle:
 
     def __init__(self, root: Part, timer: Timer) -> None:
         self.timer = timer
-        self.cells: list[Cell] = [Cell(i, path or "node", node) for i, (path, node) in enumerate(walk(root))]
+        self.cells: list[Cell] = [
+            Cell(i, path or "node", node, nanoseconds(node.period)) for i, (path, node) in enumerate(walk(root))
+        ]
         for cell in self.cells:
             if cell.node._timer is not None:
                 raise RuntimeError(f"node {cell.path!r} is in another run: stop that one first")
@@ -41,7 +43,6 @@ class Lifecycle:
         self.failure_told = False
         self.on_failure = lambda: None
         self._lock = threading.Lock()
-        self._inside = threading.local()
 
     def attach(self) -> None:
         """Give the nodes their timer, and the channels their first messages."""
@@ -80,16 +81,14 @@ class Lifecycle:
 
     def call(self, cell: Cell, hook: str, *args: Any) -> bool:
         """Call one hook; whether it returned. An exception becomes the failure of the run."""
-        cell.hook = hook
-        self._inside.hook = getattr(self._inside, "hook", 0) + 1
+        cell.hook, cell.thread = hook, threading.get_ident()
         try:
             getattr(cell.node, hook)(*args)
         except BaseException as cause:
             self._failed(cell, hook, cause)
             return False
         finally:
-            self._inside.hook -= 1
-            cell.hook = None
+            cell.hook, cell.thread = None, 0
         return True
 
     def end(self, cells: list[Cell]) -> None:
@@ -104,7 +103,7 @@ class Lifecycle:
 
     def in_hook(self) -> bool:
         """Whether the calling thread is inside a hook of this run."""
-        return getattr(self._inside, "hook", 0) > 0
+        return any(cell.thread == threading.get_ident() for cell in self.cells)
 
     def refuse_in_hook(self, what: str) -> None:
         """Refuse a call that would wait for the very hook it is made from."""

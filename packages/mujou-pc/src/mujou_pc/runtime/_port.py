@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mujou_pc.runtime._errors import WiringError
-from mujou_pc.runtime._spec import Spec
+from mujou_pc.runtime._spec import Spec, freeze
 from mujou_pc.runtime._timer import Timestamp
 
 __all__ = ["AnyPort", "Channel", "Message", "MultiPort", "Port", "Slot"]
@@ -81,7 +81,7 @@ class _End(Generic[Received, Sent]):
             raise RuntimeError(f"{self.name} sends nothing: it was made without sends=")
         if self._now is None:
             raise RuntimeError(f"{self.name} is not in a run: start one with run(root) or testing.run(root)")
-        message = Message(self.sends.freeze(value, self.name), self._now())
+        message = Message(freeze(self.sends, value, self.name), self._now())
         for slot in self._out:
             slot.put(message)
 

@@ -15,6 +15,7 @@ from mujou_pc.runtime._network import Part
 from mujou_pc.runtime._node import Node
 from mujou_pc.runtime._port import AnyPort, Channel, Message, Slot
 from mujou_pc.runtime._schedule import NodeStats, stats_of
+from mujou_pc.runtime._spec import freeze
 from mujou_pc.runtime._stateful import State, check_same_keys, clone_state
 from mujou_pc.runtime._subscription import Subscription
 from mujou_pc.runtime._timer import RealTimer, Timer, Timestamp, nanoseconds
@@ -109,7 +110,7 @@ class Run:
         slot = self._slot(port, "receives", lambda channel: channel.forward)
         if self._engine.ended:
             raise RuntimeError("the run has ended: start another with run(root)")
-        frozen = slot.spec.freeze(value, port.name)
+        frozen = freeze(slot.spec, value, port.name)
         with self._write_lock:
             self._last_write_ns = max(self.timer.now().ns, self._last_write_ns + 1)
             message = Message(frozen, Timestamp(self._last_write_ns))
@@ -154,8 +155,9 @@ class Run:
             NetworkError: a node failed.
             RuntimeError: a run stepped by hand is paused.
         """
-        until_ns = self.timer.now().ns + nanoseconds(seconds)
-        self._wait(lambda: False, None, until_ns)
+        self._lives.refuse_in_hook("sleep()")
+        self._engine.sleep(self.timer.now().ns + nanoseconds(seconds))
+        self._raise_failure()
 
     def subscribe(self, port: AnyPort, *, maxlen: int | None = 1024) -> Subscription:
         """Receive every message that an open port of the root sends from now on.
@@ -290,9 +292,9 @@ class Run:
                     self._engine.stop(STOP_PATIENCE_S)
                 self._raise_failure()
 
-    def _wait(self, condition: Callable[[], bool], timeout: float | None = None, until_ns: int = -1) -> bool:
+    def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         self._lives.refuse_in_hook("waiting")
-        held = self._engine.wait(condition, timeout, until_ns)
+        held = self._engine.wait(condition, timeout)
         self._raise_failure()
         return held
 

@@ -5,7 +5,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mujou_pc.runtime._node import Node
-from mujou_pc.runtime._timer import nanoseconds
 
 __all__ = ["Cell", "NodeStats", "Schedule", "stats_of"]
 
@@ -19,19 +18,16 @@ class Cell:
     index: int
     path: str
     node: Node
+    period_ns: int
     last_ns: int = 0
     due_ns: int = 0
     hook: str | None = None  # the hook it is in
+    thread: int = 0  # the thread that is in the hook
     ended: bool = False  # on_stop or on_exception was called
     updates: int = 0
     update_seconds: float = 0.0
     skipped: int = 0
     lateness: deque[int] = field(default_factory=lambda: deque(maxlen=LATENESS_KEPT))
-
-    @property
-    def period_ns(self) -> int:
-        """The period in nanoseconds."""
-        return nanoseconds(self.node.period)
 
 
 @dataclass(frozen=True, slots=True)

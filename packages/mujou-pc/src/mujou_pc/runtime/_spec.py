@@ -15,6 +15,32 @@ from mujou_pc.runtime._timer import Timestamp
 __all__ = ["BoolSpec", "DictSpec", "FloatSpec", "IntSpec", "Spec", "TensorSpec", "TimestampSpec"]
 
 
+class Misfit(Exception):
+    """A value does not fit a spec. Whoever knows the port makes a `SpecError` of it.
+
+    Args:
+        text: what is taken, what was given and the remedy.
+        path: the fields that lead to the value.
+    """
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = path
+
+
+def freeze(spec: "Spec", value: Any, where: str) -> Any:
+    """`spec.freeze(value)`, with the name of the port in the error.
+
+    Raises:
+        SpecError: `value` does not fit.
+    """
+    try:
+        return spec.freeze(value)
+    except Misfit as misfit:
+        raise SpecError(f"{where}{misfit.path} {misfit.text}") from None
+
+
 class Spec(ABC):
     """What a message is. Specs are values: equal specs fit together."""
 
@@ -23,15 +49,11 @@ class Spec(ABC):
         """What a port reads before anything was sent to it."""
 
     @abstractmethod
-    def freeze(self, value: Any, where: str) -> Any:
+    def freeze(self, value: Any) -> Any:
         """`value` as it travels: checked, detached from any graph, out of reach of later in-place writes.
 
-        Args:
-            value: the message.
-            where: name of the port, and of the field in it, for the error.
-
         Raises:
-            SpecError: `value` does not fit.
+            Misfit: `value` does not fit.
         """
 
     @abstractmethod
@@ -76,33 +98,30 @@ class TensorSpec(Spec):
     def cast(self, value: Tensor) -> Tensor:
         return value.to(device=self.device, dtype=self.dtype).clone()
 
-    def freeze(self, value: Any, where: str) -> Tensor:
+    def freeze(self, value: Any) -> Tensor:
+        # A tensor that already travelled is read-only by contract, so passing it on needs no copy and, under the same
+        # spec, no check. One that was written to in place after all is copied again.
+        mark = getattr(value, "_travelled", None)
+        if mark is not None and value._version == 0 and (mark is self or mark == self):
+            return value
         if not isinstance(value, Tensor):
-            raise SpecError(f"{where} takes a tensor {self}, but got {type(value).__name__}: give torch.as_tensor(...)")
+            raise Misfit(f"takes a tensor {self}, but got {type(value).__name__}: give torch.as_tensor(...)")
         if value.shape != self.shape or value.dtype != self.dtype or value.device != self.device:
             given = f"{value.dtype} {list(value.shape)} on {value.device}"
-            raise SpecError(
-                f"{where} takes {self}, but got {given}: every message of a run has the shape, dtype and device of the "
-                "spec; convert the tensor, pad the batch with mask False, or build a network for the other shape"
+            raise Misfit(
+                f"takes {self}, but got {given}: every message of a run has the shape, dtype and device of the spec; "
+                "convert the tensor, pad the batch with mask False, or build a network for the other shape"
             )
-        return _frozen(value)
+        copy = _copy(value)
+        copy._travelled = self  # type: ignore[attr-defined]
+        return copy
 
 
-# A tensor that already travelled is read-only by contract, so passing it on needs no copy. The mark is its version at
-# the time: one that was written to in place after all is copied again.
-def _frozen(value: Tensor) -> Tensor:
-    if getattr(value, "_travelled", None) == _version(value):
-        return value
+def _copy(value: Tensor) -> Tensor:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
-            return _frozen(value)
-    copy = value.detach().clone() if value.requires_grad else value.clone()
-    copy._travelled = copy._version  # type: ignore[attr-defined]
-    return copy
-
-
-def _version(value: Tensor) -> int:
-    return -1 if value.is_inference() else value._version
+            return _copy(value)
+    return value.detach().clone() if value.requires_grad else value.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +132,10 @@ class _ScalarSpec(Spec):
     def cast(self, value: Any) -> Any:
         return value
 
-    def freeze(self, value: Any, where: str) -> Any:
+    def freeze(self, value: Any) -> Any:
         if type(value) is not self._type():
             wanted = self._type().__name__
-            raise SpecError(
-                f"{where} takes {wanted}, but got {type(value).__name__} ({value!r}): convert it to {wanted}"
-            )
+            raise Misfit(f"takes {wanted}, but got {type(value).__name__} ({value!r}): convert it to {wanted}")
         return value
 
     def __str__(self) -> str:
@@ -178,19 +195,20 @@ class DictSpec(Spec):
     def cast(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         return MappingProxyType({name: spec.cast(value[name]) for name, spec in self.fields.items()})
 
-    def freeze(self, value: Any, where: str) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise SpecError(f"{where} takes a dict {self}, but got {type(value).__name__}")
-        if not value.keys() <= self.fields.keys():
-            extra = sorted(value.keys() - self.fields.keys())
-            raise SpecError(f"{where} takes the fields {list(self.fields)}, but got also {extra}: leave them out")
-        return MappingProxyType({name: _field(spec, value, name, where) for name, spec in self.fields.items()})
-
-
-def _field(spec: Spec, value: Mapping[str, Any], name: str, where: str) -> Any:
-    given = value.get(name)
-    if given is None:
-        given = spec.missing()
-    if given is None:
-        raise SpecError(f"{where} needs the field {name!r} ({spec}), which is missing")
-    return spec.freeze(given, f"{where}[{name!r}]")
+    def freeze(self, value: Any) -> Mapping[str, Any]:
+        if type(value) is not dict and not isinstance(value, Mapping):
+            raise Misfit(f"takes a dict {self}, but got {type(value).__name__}")
+        frozen: dict[str, Any] = {}
+        for name, spec in self.fields.items():
+            given = value.get(name)
+            if given is None:
+                given = spec.missing()
+            try:
+                frozen[name] = spec.freeze(given)
+            except Misfit as misfit:
+                text = misfit.text if given is not None else f"({spec}) is missing"
+                raise Misfit(text, f"[{name!r}]{misfit.path}") from None
+        if not value.keys() <= frozen.keys():
+            extra = sorted(value.keys() - frozen.keys())
+            raise Misfit(f"takes the fields {list(frozen)}, but got also {extra}: leave them out")
+        return MappingProxyType(frozen)

@@ -37,9 +37,10 @@ class Workers:
         self._lock = threading.Lock()
         self._leader = threading.Condition(self._lock)
         self._followers = threading.Condition(self._lock)
-        self._host = threading.Condition(self._lock)
+        self._watchers = threading.Condition(self._lock)  # hosts that wait for a condition
+        self._sleepers = threading.Condition(self._lock)  # hosts that wait for a moment
         self._leading = self._stopping = False
-        self._active = self._held = self._hosts_waiting = self._changes = 0
+        self._active = self._held = self._watching = self._changes = 0
         self._ended = threading.Event()
 
     @property
@@ -57,28 +58,34 @@ class Workers:
         self._start_threads()
         atexit.register(self._at_exit)
 
-    def wait(self, condition: Callable[[], bool], timeout: float | None, until_ns: int) -> bool:
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             seen = self._changes
             if condition():
                 return True
-            left = self._patience(deadline, until_ns)
-            if (left is not None and left <= 0) or self.ended or self._lives.failure is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._over():
                 return False
             with self._lock:
-                self._hosts_waiting += 1
+                self._watching += 1
                 if self._changes == seen:
-                    self._host.wait(left)
-                self._hosts_waiting -= 1
+                    self._watchers.wait(None if left == math.inf else left)
+                self._watching -= 1
+
+    def sleep(self, until_ns: int) -> None:
+        timer = self._lives.timer
+        with self._lock:
+            while timer.now().ns < until_ns and not self._over():
+                self._sleepers.wait(timer.wall_seconds_until(until_ns))
 
     def hold(self) -> None:
         with self._lock:
             self._held += 1
-            self._hosts_waiting += 1
+            self._watching += 1
             while self._active and not self._stopping:
-                self._host.wait()
-            self._hosts_waiting -= 1
+                self._watchers.wait()
+            self._watching -= 1
 
     def release(self) -> None:
         with self._lock:
@@ -94,7 +101,7 @@ class Workers:
 
     def notify(self) -> None:
         with self._lock:
-            self._wake_hosts()
+            self._wake_watchers()
 
     def stop(self, timeout: float) -> None:
         self._request_stop()
@@ -135,7 +142,7 @@ class Workers:
             if done is not None:
                 self._active -= 1
                 self._schedule.add(done)
-                self._wake_hosts()
+                self._wake_watchers()
             while not self._stopping:
                 cell, rest = self._look()
                 if self._leading and done is not None and self._schedule.first_due() == done.due_ns:
@@ -183,7 +190,8 @@ class Workers:
         self._lives.detach()
         atexit.unregister(self._at_exit)
         self._ended.set()
-        self.notify()
+        with self._lock:
+            self._wake_hosts()
 
     def _at_exit(self) -> None:
         """A forgotten stop: end the nodes, and let no stuck one keep the interpreter."""
@@ -192,24 +200,22 @@ class Workers:
 
     # Waking.
 
-    def _wake_hosts(self) -> None:
+    def _over(self) -> bool:
+        return self.ended or self._lives.failure is not None
+
+    def _wake_watchers(self) -> None:
         self._changes += 1
-        if self._hosts_waiting:
-            self._host.notify_all()
+        if self._watching:
+            self._watchers.notify_all()
+
+    def _wake_hosts(self) -> None:
+        self._wake_watchers()
+        self._sleepers.notify_all()
 
     def _timer_changed(self) -> None:
         with self._lock:
             self._leader.notify()
             self._wake_hosts()
-
-    def _patience(self, deadline: float, until_ns: int) -> float | None:
-        left = None if deadline == math.inf else deadline - time.monotonic()
-        if until_ns < 0:
-            return left
-        if self._lives.timer.now().ns >= until_ns:
-            return 0.0
-        nap = self._lives.timer.wall_seconds_until(until_ns)
-        return nap if left is None else left if nap is None else min(left, nap)
 
 
 # torch keeps the number of intra-op threads per thread, but takes it from a number common to all when a thread first
