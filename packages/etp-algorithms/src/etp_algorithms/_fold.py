@@ -27,7 +27,7 @@ from etp_core.jaxpr import value_of
 __all__ = ["Tape", "pull_operands", "record_step", "steps_per_fold"]
 
 Arrays = list[jax.Array]
-_LEAST_BUDGET = 4 * 2**20
+_LEAST_BUDGET = 8 * 2**20
 
 
 class Tape:
@@ -109,9 +109,9 @@ def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_li
         length: the steps of the sequence.
         bytes_per_step: the memory of one recorded step.
         trace_bytes: the memory of the traces.
-        memory_limit: bytes for the recording; None allows as much as the traces take, and 4 MiB at least.
+        memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least.
     """
-    budget = max(trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
+    budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
     most = max(1, min(length, budget // max(bytes_per_step, 1)))
     folds = -(-length // most)
     return -(-length // folds)

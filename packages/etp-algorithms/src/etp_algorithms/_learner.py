@@ -46,8 +46,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         strict: raise where the compiler would have to leave a path out of the traces.
         kernels: ``"auto"`` folds known sequences into whole-sequence products and uses installed kernels;
             ``"reference"`` runs the rules step by step. Both give the same gradients to round-off.
-        memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows as
-            much as the traces take, and 4 MiB at least.
+        memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows
+            twice what the traces take, and 8 MiB at least.
     """
 
     def __init__(

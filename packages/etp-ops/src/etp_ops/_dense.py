@@ -18,7 +18,15 @@ from etp_core import register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
-from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, solve_bias, trainable
+from etp_ops._rules import (
+    Arrays,
+    init_parameter_shaped,
+    init_pp,
+    pull_back,
+    solve_bias,
+    sum_over_batch,
+    trainable,
+)
 
 __all__ = ["etp_mm_p", "etp_mv_p", "matmul"]
 
@@ -96,8 +104,7 @@ def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, **_: Any) -> A
 def _solve(
     signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None, bias_fn: Hook = None, **_: Any
 ) -> Arrays:
-    batch = "b" * (signal.ndim - 1)
-    total = jnp.einsum(f"{batch}o,{batch}io->io", signal, trace["weight"])
+    total = signal * trace["weight"] if signal.ndim == 1 else sum_over_batch("o,io->io", signal, trace["weight"])
     gradient = {"weight": pull_hook(weight_fn, weights["weight"], total)}
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from etp_ops._hooks import Hook, pull_hook
 
-__all__ = ["Arrays", "init_parameter_shaped", "init_pp", "pull_back", "solve_bias", "trainable"]
+__all__ = ["Arrays", "init_parameter_shaped", "init_pp", "pull_back", "solve_bias", "sum_over_batch", "trainable"]
 
 Arrays = dict[str, jax.Array]
 
@@ -57,3 +57,23 @@ def solve_bias(signal: jax.Array, trace: Arrays, weights: Arrays, bias_fn: Hook)
     bias = weights["bias"]
     total = (signal * trace["bias"]).sum(tuple(range(signal.ndim - bias.ndim)))
     return {"bias": pull_hook(bias_fn, bias, total)}
+
+
+def sum_over_batch(equation: str, signal: jax.Array, trace: jax.Array) -> jax.Array:
+    """``einsum(equation, signal[b], trace[b])`` summed over the leading batch axis, reading the trace once.
+
+    XLA's CPU back-end would first transpose the whole trace to make this one dot product; a running sum over
+    the batch streams it. Elsewhere it is one contraction.
+    """
+    operands, result = equation.split("->")
+    signal_axes, trace_axes = operands.split(",")
+
+    def contraction(signal: jax.Array, trace: jax.Array) -> jax.Array:
+        return jnp.einsum(f"z{signal_axes},z{trace_axes}->{result}", signal, trace)
+
+    def running_sum(signal: jax.Array, trace: jax.Array) -> jax.Array:
+        first = jnp.einsum(equation, signal[0], trace[0])
+        add = lambda total, now: (total + jnp.einsum(equation, *now), None)  # noqa: E731
+        return jax.lax.scan(add, first, (signal[1:], trace[1:]))[0]
+
+    return jax.lax.platform_dependent(signal, trace, cpu=running_sum, default=contraction)

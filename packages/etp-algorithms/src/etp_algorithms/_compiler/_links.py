@@ -4,8 +4,10 @@ A *link* joins operand ``k`` to output ``m`` of an equation wherever a derivativ
 
 - :class:`Gather`: every output element depends on at most one operand element (maps, slices, broadcasts);
 - :class:`Scatter`: every operand element reaches at most one output element (reductions);
-- :class:`Nested`: as a program says (branches, primitives known only by their derivative);
-- ``OPAQUE``: every output element may depend on every operand element.
+- :class:`Nested`: as a program says (primitives known only by their derivative);
+- :class:`Branches` and :class:`Loop`: as the programs inside say, for all operands and outputs together;
+- ``OPAQUE``: every output element may depend on every operand element;
+- ``SEVERED``: a dependence that reverse mode cannot follow, so that no trace may use it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +21,32 @@ from jax import lax
 from jax.extend.core import primitives as jex_primitives
 
 from etp_core import ETPPrimitive
-from etp_core.jaxpr import Atom, Equation, Program, flatten, is_differentiable, run, trace
+from etp_core.jaxpr import (
+    Atom,
+    Equation,
+    Program,
+    Scan,
+    dependents,
+    flatten,
+    inner_programs,
+    is_differentiable,
+    scan_of,
+    trace,
+)
 
-__all__ = ["OPAQUE", "Gather", "Link", "Nested", "Scatter", "size_of", "links_of"]
+__all__ = [
+    "OPAQUE",
+    "SEVERED",
+    "Branches",
+    "Gather",
+    "Link",
+    "Loop",
+    "Nested",
+    "Scatter",
+    "is_irreversible",
+    "links_of",
+    "size_of",
+]
 
 Index = np.ndarray  # of flat positions; -1 stands for none
 
@@ -50,13 +75,31 @@ class Nested:
     transposed: bool = False
 
 
-class _Opaque:
+@dataclass(frozen=True, eq=False, slots=True)
+class Branches:
+    """Operand ``k`` is input ``k − 1`` of every program; an output is the like output of one of them."""
+
+    programs: tuple[Program, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Loop:
+    """Operands and outputs are those of the loop's body, carries from iteration to iteration, slices one by one."""
+
+    scan: Scan
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __repr__(self) -> str:
-        return "OPAQUE"
+        return self._name
 
 
-OPAQUE = _Opaque()
-Link = Gather | Scatter | Nested | _Opaque
+OPAQUE = _Named("OPAQUE")
+SEVERED = _Named("SEVERED")
+Link = Gather | Scatter | Nested | Branches | Loop | _Named
 
 
 def _primitives(*names: str) -> frozenset[Any]:
@@ -74,7 +117,7 @@ _CONSTANT = _primitives(*"ceil floor iota nextafter round sign argmax argmin".sp
 _REDUCTIONS = _primitives("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 _MIXING = _primitives(
     *"dot_general conv_general_dilated cumsum cumprod cummax cummin cumlogsumexp sort fft reduce_window".split(),
-    *"reduce_window_sum reduce_window_max reduce_window_min reduce linear_solve top_k scan while".split(),
+    *"reduce_window_sum reduce_window_max reduce_window_min reduce linear_solve top_k".split(),
     *"select_and_scatter_add select_and_gather_add psum all_gather ppermute all_to_all".split(),
 )
 
@@ -94,8 +137,11 @@ _LAYOUTS: Mapping[Any, _Layout] = {
 }
 # primitives that only move elements when their integer operands are known at compile time
 _MOVES = _primitives(
-    "concatenate", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "stack", "unstack", "tile"
+    *"concatenate pad gather dynamic_slice dynamic_update_slice scatter stack unstack tile".split(),
 )
+# primitives that combine elements of the second operand with those of the first, position by position
+_ACCUMULATING = _primitives(*"scatter_add scatter_sub scatter_mul scatter_min scatter_max".split())
+_MOST_EXACT_FLOATS = 2**24  # the whole numbers that float32 tells apart
 
 
 def size_of(atom: Atom) -> int:
@@ -116,12 +162,38 @@ def links_of(equation: Equation, constant_of: Callable[[Atom], Any | None]) -> d
     writing = [m for m, variable in enumerate(equation.outputs) if is_differentiable(variable)]
     if not reading or not writing:
         return {}
+    whole = _whole_link(equation)
+    if whole is not None:
+        return {(k, m): whole for k in reading for m in writing}
     return {
         (k, m): link
         for k in reading
         for m, link in zip(writing, _operand_links(equation, k, writing, constant_of), strict=True)
         if link is not None
     }
+
+
+def is_irreversible(equation: Equation) -> bool:
+    """Whether ``equation`` is a loop without fixed length, or branches or a loop around one, on floating data.
+
+    A function with a derivative rule of its own is judged by its rule, whatever it holds.
+    """
+    if equation.primitive is jex_primitives.while_p:
+        return any(map(is_differentiable, equation.inputs)) and any(map(is_differentiable, equation.outputs))
+    if equation.primitive in (jex_primitives.cond_p, jex_primitives.scan_p):
+        return any(is_irreversible(inner) for program in inner_programs(equation) for inner in program.equations)
+    return False
+
+
+def _whole_link(equation: Equation) -> Link | None:
+    """The link that all operands and outputs of control flow share; None for other equations."""
+    if is_irreversible(equation):
+        return SEVERED
+    if equation.primitive is jex_primitives.cond_p:
+        return Branches(tuple(flatten(branch) for branch in equation.params["branches"]))
+    if equation.primitive is jex_primitives.scan_p:
+        return Loop(scan_of(equation))
+    return None
 
 
 def _operand_links(
@@ -145,8 +217,8 @@ def _operand_links(
         return [OPAQUE for _ in writing]
     if primitive in _MOVES:
         return _moved(equation, k, writing, constant_of)
-    if primitive is jex_primitives.cond_p:
-        return [_branches(equation, k, m) for m in writing]
+    if primitive in _ACCUMULATING:
+        return [Gather(None) if k == 0 else _accumulated(equation, constant_of)]
     return _by_derivative(equation, k, writing)
 
 
@@ -188,17 +260,21 @@ def _moved(
     return [Gather(np.asarray(parts[m], np.int64).reshape(-1)) for m in writing]
 
 
-def _branches(equation: Equation, k: int, m: int) -> Link | None:
-    """The branches of a conditional as one program whose outputs select among theirs; never run."""
-    if k == 0:
-        return None
-    programs = [flatten(branch) for branch in equation.params["branches"]]
+def _accumulated(equation: Equation, constant_of: Callable[[Atom], Any | None]) -> Link:
+    """Where each update of a scatter goes: the transpose of the scatter, applied to the numbers of the positions."""
+    operand, indices, updates = equation.inputs
+    index, size = constant_of(indices), size_of(operand)
+    if index is None or size >= _MOST_EXACT_FLOATS:
+        return OPAQUE
+    params = {name: equation.params[name] for name in ("dimension_numbers", "mode")}
 
-    def select(*operands: Any) -> Any:
-        outputs = [run(program, operands)[m] for program in programs]
-        return lax.select_n(jnp.zeros((), jnp.int32), *outputs)
+    def added(values: jax.Array) -> jax.Array:
+        return lax.scatter_add(jnp.zeros(operand.aval.shape), index, values, **params)
 
-    return Nested(trace(select, *(v.aval for v in programs[0].inputs)), k - 1, 0)
+    numbers = jnp.arange(1, size + 1, dtype=jnp.zeros(()).dtype).reshape(operand.aval.shape)
+    with jax.ensure_compile_time_eval():
+        (target,) = jax.vjp(added, jnp.zeros(updates.aval.shape))[1](numbers)
+    return Scatter(np.asarray(target, np.int64).reshape(-1) - 1)
 
 
 def _by_derivative(equation: Equation, k: int, writing: list[int]) -> list[Link | None]:
@@ -219,9 +295,15 @@ def _by_derivative(equation: Equation, k: int, writing: list[int]) -> list[Link 
         cotangents, primals = list(args[: len(writing)]), args[len(writing) :]
         return jax.vjp(at(primals), primals[k])[1](cotangents)[0]
 
+    def linked(program: Program, input: int, output: int, transposed: bool = False) -> Link:
+        carrying = dependents(program.equations, [program.inputs[input]])
+        if any(inner.primitive is equation.primitive for inner in carrying):
+            return OPAQUE  # a derivative in terms of the primitive itself, as a linear one has, tells nothing
+        return Nested(program, input, output, transposed)
+
     if equation.primitive is jex_primitives.custom_vjp_call_p:  # has a reverse derivative only
         outs = [jax.ShapeDtypeStruct(equation.outputs[m].aval.shape, equation.outputs[m].aval.dtype) for m in writing]
         program = trace(pulled, *outs, *avals)
-        return [Nested(program, n, 0, transposed=True) for n in range(len(writing))]
+        return [linked(program, n, 0, transposed=True) for n in range(len(writing))]
     program = trace(pushed, avals[k], *avals)
-    return [Nested(program, 0, n) for n in range(len(writing))]
+    return [linked(program, 0, n) for n in range(len(writing))]

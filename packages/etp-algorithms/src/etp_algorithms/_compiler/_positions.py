@@ -6,13 +6,25 @@ of each equation, so reshapes, transposes, slices, splits, concatenations, broad
 exactly and nothing else is assumed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from etp_algorithms._compiler._links import OPAQUE, Gather, Link, Nested, Scatter, links_of, size_of
+from etp_algorithms._compiler._links import (
+    OPAQUE,
+    SEVERED,
+    Branches,
+    Gather,
+    Link,
+    Loop,
+    Nested,
+    Scatter,
+    links_of,
+    size_of,
+)
 from etp_core.jaxpr import Atom, Constant, Equation, Program, Variable, evaluate, is_differentiable, value_of
 
 __all__ = ["MIXED", "NONE", "Cuts", "Labels", "PositionAnalysis", "join_labels"]
@@ -21,12 +33,13 @@ NONE, MIXED = -1, -2
 Labels = np.ndarray
 Cuts = Mapping[Equation, frozenset[int]]
 Boundary = Callable[[Equation], bool]
+_MAX_LOOP_ROUNDS = 32  # labels that still change then are MIXED
 _MAX_CONSTANT_EQUATIONS = 64  # index arithmetic of one gather; longer chains are data, not layout
 
 
 def join_labels(a: Labels | None, b: Labels) -> Labels:
     """Element by element: the label both agree on, or the one that is not ``NONE``, else ``MIXED``."""
-    if a is None:
+    if a is None or a is b:
         return b
     return np.where(a == NONE, b, np.where((b == NONE) | (a == b), a, MIXED))
 
@@ -48,23 +61,46 @@ def _common(labels: Labels, size: int) -> Labels:
     return np.full(size, label, np.int64)
 
 
+def _over_slices(labels: Labels, length: int) -> Labels:
+    """The join of the ``length`` leading slices."""
+    if not length:
+        return np.full(0, NONE, np.int64)
+    rows = labels.reshape(length, -1)
+    low = np.where(rows == NONE, np.iinfo(np.int64).max, rows).min(0)  # MIXED is lower than any position
+    high = rows.max(0)
+    return np.where(high < 0, np.where(low == MIXED, MIXED, NONE), np.where(low == high, high, MIXED))
+
+
 def _take(labels: Labels, index: np.ndarray) -> Labels:
     return np.where(index >= 0, labels[np.maximum(index, 0)], NONE)
 
 
 class PositionAnalysis:
-    """Labels over one sequence of equations; links are computed once and shared by every pass."""
+    """Labels over one sequence of equations; links are computed once and shared by every pass.
+
+    Every walk visits the equations it reaches and no others.
+    """
 
     def __init__(self, equations: Sequence[Equation]) -> None:
         self.equations = tuple(equations)
         self._links: dict[Equation, dict[tuple[int, int], Link]] = {}
         self._nested: dict[Program, PositionAnalysis] = {}
-        self._producers = {v: n for n, equation in enumerate(self.equations) for v in equation.outputs}
+        self._producers: dict[Variable, int] = {}
+        self._readers: dict[Variable, list[int]] = {}
+        for n, equation in enumerate(self.equations):
+            self._producers.update(dict.fromkeys(equation.outputs, n))
+            for v in dict.fromkeys(a for a in equation.inputs if isinstance(a, Variable)):
+                self._readers.setdefault(v, []).append(n)
 
     def links(self, equation: Equation) -> dict[tuple[int, int], Link]:
         """The links of ``equation``."""
         if equation not in self._links:
-            self._links[equation] = links_of(equation, self.constant)
+            found = links_of(equation, self.constant)
+            link = next(iter(found.values()), None)
+            if isinstance(link, (Branches, Loop)):
+                inside = {k: self._reach_inside(link, k) for k in {k for k, _ in found}}
+                found = {(k, m): link for k, m in found if m in inside[k]}
+            self._links[equation] = found
         return self._links[equation]
 
     def constant(self, atom: Atom) -> Any | None:
@@ -82,6 +118,18 @@ class PositionAnalysis:
         with jax.ensure_compile_time_eval():
             return value_of(atom, evaluate([self.equations[n] for n in sorted(producers)], {}))
 
+    def needed(self, outputs: Iterable[Atom], given: Iterable[Variable] = ()) -> list[Equation]:
+        """The equations, in order, that ``outputs`` depend on when the variables ``given`` are inputs."""
+        stop = set(given)
+        stack = [v for v in outputs if isinstance(v, Variable) and v not in stop]
+        found: set[int] = set()
+        while stack:
+            n = self._producers.get(stack.pop())
+            if n is not None and n not in found:
+                found.add(n)
+                stack += [v for v in self.equations[n].inputs if isinstance(v, Variable) and v not in stop]
+        return [self.equations[n] for n in sorted(found)]
+
     def reach(
         self, sources: Iterable[Variable], *, boundary: Boundary = lambda _: False, cuts: Cuts | None = None
     ) -> set[Variable]:
@@ -93,29 +141,58 @@ class PositionAnalysis:
             cuts: operands through which no derivative passes.
         """
         reached = set(sources)
-        for equation in self.equations:
-            if not any(isinstance(a, Variable) and a in reached for a in equation.inputs) or boundary(equation):
-                continue
-            cut = cuts.get(equation, frozenset()) if cuts else frozenset()
-            for k, m in self.links(equation):
-                if k not in cut and equation.inputs[k] in reached:
-                    reached.add(equation.outputs[m])
+        stack = list(reached)
+        while stack:
+            variable = stack.pop()
+            for n in self._readers.get(variable, ()):
+                equation = self.equations[n]
+                if boundary(equation):
+                    continue
+                cut = cuts.get(equation, frozenset()) if cuts else frozenset()
+                for k, m in self.links(equation):
+                    output = equation.outputs[m]
+                    if equation.inputs[k] is variable and k not in cut and output not in reached:
+                        reached.add(output)
+                        stack.append(output)
         return reached
+
+    def influences(self, targets: Iterable[Atom]) -> set[Variable]:
+        """Every variable with respect to which ``targets`` can have a derivative; the targets included."""
+        found = {v for v in targets if isinstance(v, Variable)}
+        stack = list(found)
+        while stack:
+            variable = stack.pop()
+            n = self._producers.get(variable)
+            if n is None:
+                continue
+            equation = self.equations[n]
+            for k, m in self.links(equation):
+                operand = equation.inputs[k]
+                if equation.outputs[m] is variable and isinstance(operand, Variable) and operand not in found:
+                    found.add(operand)
+                    stack.append(operand)
+        return found
 
     def forward(
         self, seeds: Mapping[Variable, Labels], *, boundary: Boundary = lambda _: False, cuts: Cuts | None = None
     ) -> dict[Variable, Labels]:
         """The label of the seed element that each element depends on."""
         labels: dict[Variable, Labels] = dict(seeds)
-        for equation in self.equations:
-            if not any(isinstance(a, Variable) and a in labels for a in equation.inputs) or boundary(equation):
+        queue = _Queue(n for v in seeds for n in self._readers.get(v, ()))
+        for n in queue:
+            equation = self.equations[n]
+            if boundary(equation):
                 continue
             cut = cuts.get(equation, frozenset()) if cuts else frozenset()
-            for (k, m), link in self.links(equation).items():
-                operand, output = equation.inputs[k], equation.outputs[m]
-                if k not in cut and isinstance(operand, Variable) and operand in labels:
-                    pushed = self._push(link, labels[operand], size_of(output))
-                    labels[output] = join_labels(labels.get(output), pushed)
+            given = {
+                k: labels[atom]
+                for k, atom in enumerate(equation.inputs)
+                if isinstance(atom, Variable) and atom in labels and k not in cut
+            }
+            for m, pushed in self._push_all(equation, given).items():
+                output = equation.outputs[m]
+                labels[output] = join_labels(labels.get(output), pushed)
+                queue.add(self._readers.get(output, ()))
         return labels
 
     def backward(
@@ -134,19 +211,19 @@ class PositionAnalysis:
                 operands to cut, whose labels are not carried on.
         """
         labels: dict[Variable, Labels] = dict(seeds)
-        for equation in reversed(self.equations):
-            if not any(v in labels for v in equation.outputs) or boundary(equation):
+        queue = _Queue(-self._producers[v] for v in seeds if v in self._producers)
+        for n in queue:
+            equation = self.equations[-n]
+            if boundary(equation):
                 continue
-            uses: dict[int, Labels] = {}
-            for (k, m), link in self.links(equation).items():
-                if equation.outputs[m] in labels:
-                    pulled = self._pull(link, labels[equation.outputs[m]], size_of(equation.inputs[k]))
-                    uses[k] = join_labels(uses.get(k), pulled)
+            uses = self._pull_all(equation, {m: labels[v] for m, v in enumerate(equation.outputs) if v in labels})
             cut = set(visit(equation, uses))
             for k, use in uses.items():
                 operand = equation.inputs[k]
                 if k not in cut and isinstance(operand, Variable):
                     labels[operand] = join_labels(labels.get(operand), use)
+                    if operand in self._producers:
+                        queue.add([-self._producers[operand]])
         return labels
 
     def _inside(self, program: Program) -> "PositionAnalysis":
@@ -154,25 +231,51 @@ class PositionAnalysis:
             self._nested[program] = PositionAnalysis(program.equations)
         return self._nested[program]
 
+    # --- through one equation --------------------------------------------------------------------------------
+
+    def _push_all(self, equation: Equation, given: Mapping[int, Labels]) -> dict[int, Labels]:
+        """Labels of operands carried to the outputs they reach."""
+        pairs = {(k, m): link for (k, m), link in self.links(equation).items() if k in given}
+        whole = next(iter(pairs.values()), None)
+        if isinstance(whole, (Branches, Loop)):
+            through = self._through_branches if isinstance(whole, Branches) else self._through_loop
+            outputs = through(whole, {k: given[k] for k, _ in pairs})
+            return {m: outputs[m] for m in dict.fromkeys(m for _, m in pairs)}
+        found: dict[int, Labels] = {}
+        for (k, m), link in pairs.items():
+            found[m] = join_labels(found.get(m), self._push(link, given[k], size_of(equation.outputs[m])))
+        return found
+
+    def _pull_all(self, equation: Equation, given: Mapping[int, Labels]) -> dict[int, Labels]:
+        """Labels of outputs carried back to the operands that reach them."""
+        pairs = {(k, m): link for (k, m), link in self.links(equation).items() if m in given}
+        whole = next(iter(pairs.values()), None)
+        if isinstance(whole, (Branches, Loop)):
+            back = self._back_through_branches if isinstance(whole, Branches) else self._back_through_loop
+            inputs = back(whole, {m: given[m] for _, m in pairs})
+            return {k: inputs[k] for k in dict.fromkeys(k for k, _ in pairs)}
+        found: dict[int, Labels] = {}
+        for (k, m), link in pairs.items():
+            found[k] = join_labels(found.get(k), self._pull(link, given[m], size_of(equation.inputs[k])))
+        return found
+
     def _push(self, link: Link, labels: Labels, size: int) -> Labels:
         if isinstance(link, Gather):
             return labels if link.source is None else _take(labels, link.source)
         if isinstance(link, Scatter):
             return _collect(labels, link.target, size)
-        if link is OPAQUE:
-            return _common(labels, size)
-        assert isinstance(link, Nested)
-        return self._out_of(link, labels) if link.transposed else self._into(link, labels)
+        if isinstance(link, Nested):
+            return self._out_of(link, labels) if link.transposed else self._into(link, labels)
+        return _opaque(link, labels, size)
 
     def _pull(self, link: Link, labels: Labels, size: int) -> Labels:
         if isinstance(link, Gather):
             return labels if link.source is None else _collect(labels, link.source, size)
         if isinstance(link, Scatter):
             return _take(labels, link.target)
-        if link is OPAQUE:
-            return _common(labels, size)
-        assert isinstance(link, Nested)
-        return self._into(link, labels) if link.transposed else self._out_of(link, labels)
+        if isinstance(link, Nested):
+            return self._into(link, labels) if link.transposed else self._out_of(link, labels)
+        return _opaque(link, labels, size)
 
     def _into(self, link: Nested, labels: Labels) -> Labels:
         """Labels of the program's input carried to its output."""
@@ -185,6 +288,127 @@ class PositionAnalysis:
         if not isinstance(output, Variable) or not is_differentiable(output):
             return np.full(size_of(start), NONE, np.int64)
         return _label_of(start, self._inside(link.program).backward({output: labels}))
+
+    # --- through control flow --------------------------------------------------------------------------------
+
+    def _reach_inside(self, link: Branches | Loop, operand: int) -> set[int]:
+        """The outputs that one operand of control flow reaches."""
+        if isinstance(link, Branches):
+            return {m for p in link.programs for m in self._outputs_reached(p, {operand - 1})} if operand else set()
+        scan, sources = link.scan, {operand}
+        while True:
+            outputs = self._outputs_reached(scan.body, sources)
+            fed = {scan.consts + m for m in outputs if m < scan.carries}
+            if fed <= sources:
+                passed = operand - scan.consts  # the carry itself, where there is no iteration
+                return outputs | {passed} if 0 <= passed < scan.carries else outputs
+            sources |= fed
+
+    def _outputs_reached(self, program: Program, inputs: set[int]) -> set[int]:
+        reached = self._inside(program).reach([program.inputs[i] for i in sorted(inputs)])
+        return {m for m, atom in enumerate(program.outputs) if atom in reached}
+
+    def _through_branches(self, link: Branches, given: Mapping[int, Labels]) -> list[Labels]:
+        results = [self._run_forward(p, {k - 1: labels for k, labels in given.items()}) for p in link.programs]
+        return [_join_all(labels) for labels in zip(*results, strict=True)]
+
+    def _back_through_branches(self, link: Branches, given: Mapping[int, Labels]) -> dict[int, Labels]:
+        results = [self._run_backward(p, given) for p in link.programs]
+        return {k + 1: _join_all(labels) for k, labels in enumerate(zip(*results, strict=True))}
+
+    def _through_loop(self, link: Loop, given: Mapping[int, Labels]) -> list[Labels]:
+        scan = link.scan
+        first = scan.consts + scan.carries
+        seeds = {k: _over_slices(labels, scan.length) if k >= first else labels for k, labels in given.items()}
+
+        def iterate(seeds: dict[int, Labels]) -> tuple[list[Labels], dict[int, Labels]]:
+            outputs = self._run_forward(scan.body, seeds)
+            return outputs, {scan.consts + m: outputs[m] for m in range(scan.carries)}
+
+        outputs, _ = _settle(iterate, seeds)
+        if not scan.length:
+            outputs = [given.get(scan.consts + m, outputs[m]) for m in range(scan.carries)] + outputs[scan.carries :]
+        return [np.tile(labels, scan.length) if m >= scan.carries else labels for m, labels in enumerate(outputs)]
+
+    def _back_through_loop(self, link: Loop, given: Mapping[int, Labels]) -> dict[int, Labels]:
+        scan = link.scan
+        seeds = {m: _over_slices(labels, scan.length) if m >= scan.carries else labels for m, labels in given.items()}
+
+        def iterate(seeds: dict[int, Labels]) -> tuple[list[Labels], dict[int, Labels]]:
+            inputs = self._run_backward(scan.body, seeds)
+            return inputs, {m: inputs[scan.consts + m] for m in range(scan.carries)}
+
+        inputs, _ = _settle(iterate, seeds)
+        if not scan.length:
+            for m in range(scan.carries):
+                inputs[scan.consts + m] = given.get(m, inputs[scan.consts + m])
+        first = scan.consts + scan.carries
+        return {k: np.tile(labels, scan.length) if k >= first else labels for k, labels in enumerate(inputs)}
+
+    def _run_forward(self, program: Program, given: Mapping[int, Labels]) -> list[Labels]:
+        labels = self._inside(program).forward({program.inputs[k]: label for k, label in given.items()})
+        return [_label_of(atom, labels) for atom in program.outputs]
+
+    def _run_backward(self, program: Program, given: Mapping[int, Labels]) -> list[Labels]:
+        seeds: dict[Variable, Labels] = {}
+        for m, labels in given.items():
+            atom = program.outputs[m]
+            if isinstance(atom, Variable) and is_differentiable(atom):
+                seeds[atom] = join_labels(seeds.get(atom), labels)
+        found = self._inside(program).backward(seeds)
+        return [_label_of(v, found) for v in program.inputs]
+
+
+class _Queue:
+    """Numbers in ascending order, each once, while more are added."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._heap: list[int] = []
+        self._seen: set[int] = set()
+        self.add(numbers)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        for n in numbers:
+            if n not in self._seen:
+                self._seen.add(n)
+                heapq.heappush(self._heap, n)
+
+    def __iter__(self) -> Iterator[int]:
+        while self._heap:
+            yield heapq.heappop(self._heap)
+
+
+def _settle(
+    iterate: Callable[[dict[int, Labels]], tuple[list[Labels], dict[int, Labels]]], seeds: dict[int, Labels]
+) -> tuple[list[Labels], dict[int, Labels]]:
+    """Feed what an iteration hands to the next one back to it until nothing changes."""
+    for _ in range(_MAX_LOOP_ROUNDS):
+        results, fed = iterate(seeds)
+        joined = {**seeds, **{k: join_labels(seeds.get(k), labels) for k, labels in fed.items()}}
+        if all(_same(seeds.get(k), labels) for k, labels in joined.items()):
+            return results, joined
+        seeds = joined
+    worst = {k: np.full(labels.size, MIXED, np.int64) if k in fed else labels for k, labels in seeds.items()}
+    return iterate(worst)
+
+
+def _same(a: Labels | None, b: Labels) -> bool:
+    return bool(np.all(b == NONE)) if a is None else np.array_equal(a, b)
+
+
+def _join_all(labels: Iterable[Labels]) -> Labels:
+    found: Labels | None = None
+    for other in labels:
+        found = join_labels(found, other)
+    assert found is not None
+    return found
+
+
+def _opaque(link: Link, labels: Labels, size: int) -> Labels:
+    if link is SEVERED:
+        return np.full(size, MIXED, np.int64)
+    assert link is OPAQUE
+    return _common(labels, size)
 
 
 def _label_of(atom: Atom, labels: Mapping[Variable, Labels]) -> Labels:

@@ -29,9 +29,9 @@ from etp_core.jaxpr import (
     Program,
     Scan,
     Variable,
+    contains,
     flatten,
     inline,
-    inner_programs,
     is_differentiable,
     needed,
     renamed,
@@ -61,8 +61,10 @@ def straighten(step: StepProgram, policy: ControlFlowPolicy) -> StepProgram:
         tuple(replace(leaf, output=final(leaf.output)) for leaf in leaves) for leaves in (step.hidden, step.others)
     )
     outputs = tuple(map(final, step.outputs))
-    kept = set(needed(layout.equations, [*outputs, *(leaf.output for leaf in (*hidden, *others))]))
-    equations = tuple(e for e in layout.equations if e in kept or e not in layout.disposable)
+    acting = {e for e in layout.equations if _acts(e)}
+    results = [*outputs, *(leaf.output for leaf in (*hidden, *others)), *(a for e in acting for a in e.inputs)]
+    kept = acting.union(needed(layout.equations, results))
+    equations = tuple(e for e in layout.equations if e in kept)
     return replace(step, equations=equations, outputs=outputs, hidden=hidden, others=others)
 
 
@@ -98,7 +100,6 @@ class _Layout:
 
     def __init__(self, policy: ControlFlowPolicy, parameters: set[Variable]) -> None:
         self.equations: list[Equation] = []
-        self.disposable: set[Equation] = set()  # of our own making: dropped where nothing reads them
         self._programs: dict[Any, Program] = {}
         self._policy = policy
         self._parametric = parameters
@@ -160,7 +161,6 @@ class _Layout:
         equations, (output,) = inline(self._programs[key], operands, at=at)
         for equation in equations:
             self._emit(equation)
-        self.disposable.update(equations)
         return output
 
     def _plain(self, equation: Equation, env: _Env, place: _Place) -> None:
@@ -175,9 +175,7 @@ class _Layout:
         bare = tuple(map(env.read_bare, equation.inputs))
         differs = any(a is not b for a, b in zip(bare, inputs, strict=True))
         if differs and all(map(self._is_parametric, bare)) and not _runs_long(equation):
-            copy = _on(equation, bare)
-            self.disposable.add(copy)
-            env.write(equation.outputs, outputs, self._emit(copy))
+            env.write(equation.outputs, outputs, self._emit(_on(equation, bare)))
         else:
             env.write(equation.outputs, outputs)
 
@@ -320,9 +318,16 @@ def _stack(*parts: jax.Array) -> jax.Array:
 
 def _runs_long(equation: Equation) -> bool:
     """Whether the equation may not end, or acts on the world."""
-    if equation.primitive is jex_primitives.while_p or "callback" in equation.primitive.name:
-        return True
-    return any(_runs_long(inner) for program in inner_programs(equation) for inner in program.equations)
+    return _acts(equation) or _is_while(equation) or contains(equation, _is_while)
+
+
+def _is_while(equation: Equation) -> bool:
+    return equation.primitive is jex_primitives.while_p
+
+
+def _acts(equation: Equation) -> bool:
+    """Whether the equation calls back to Python."""
+    return "callback" in equation.primitive.name or contains(equation, lambda e: "callback" in e.primitive.name)
 
 
 def _no_way_in(equation: Equation) -> str:
