@@ -20,7 +20,9 @@ _SPIKE = ReluGrad()
 
 
 class ConductanceEICell(brainstate.nn.Module):
-    """Excitatory and inhibitory neurons that drive each other through conductances::
+    """Excitatory and inhibitory neurons that drive each other through conductances.
+
+    ::
 
         g_e ← e^{−dt/τ_e} g_e + [x; s_e] |W_e|
         g_i ← e^{−dt/τ_i} g_i + s_i |W_i|

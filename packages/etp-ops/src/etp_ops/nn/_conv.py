@@ -7,7 +7,7 @@ import brainstate
 import jax
 
 from etp_ops._conv import conv
-from etp_ops.nn._values import XAVIER_NORMAL, Initializer, apply_mask, make_mask, make_value
+from etp_ops.nn._values import XAVIER_NORMAL, Initializer, apply_mask, as_size, make_mask, make_value
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 
@@ -40,7 +40,7 @@ class _Conv(brainstate.nn.Module):
         space = self.num_spatial_dims
         if len(in_size) != space + 1:
             raise ValueError(f"in_size must have {space + 1} entries, space and channels, got {tuple(in_size)}.")
-        self.in_size = tuple(in_size)
+        self.in_size = as_size(in_size)
         self.channel_first, self.channels_last = channel_first, not channel_first
         self.in_channels = self.in_size[0 if channel_first else -1]
         self.out_channels = out_channels
@@ -152,7 +152,7 @@ def _padding(padding: Padding, space: int) -> str | tuple[tuple[int, int], ...]:
         return padding
     if isinstance(padding, int):
         return ((padding, padding),) * space
-    entries = [(p,) if isinstance(p, int) else tuple(p) for p in padding]
+    entries: list[tuple[int, ...]] = [(p,) if isinstance(p, int) else tuple(p) for p in padding]
     if space == 1 and len(entries) == 2 and all(isinstance(p, int) for p in padding):
         return ((entries[0][0], entries[1][0]),)
     if entries and all(len(p) == 1 for p in entries):

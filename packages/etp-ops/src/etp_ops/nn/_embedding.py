@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from etp_ops._embedding import embedding
-from etp_ops.nn._values import Initializer, Size, make_value
+from etp_ops.nn._values import Initializer, Size, as_size, make_value
 
 __all__ = ["Embedding"]
 
@@ -60,7 +60,7 @@ class Embedding(brainstate.nn.Module):
         if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
             raise ValueError(f"padding_idx must be within 0 to {num_embeddings - 1}, got {padding_idx}.")
         self.num_embeddings = num_embeddings
-        self.out_size = embedding_size
+        self.out_size = as_size(embedding_size)
         self.embedding_size = self.out_size
         self.padding_idx = padding_idx
         self.freeze = freeze

@@ -8,7 +8,7 @@ import brainunit as u
 import jax
 
 from etp_ops.nn._neurons import check_same_dimension, decay, per_neuron, time_step, voltage_state
-from etp_ops.nn._values import Initializer, Size
+from etp_ops.nn._values import Initializer, Size, as_size
 from etp_ops.nn.surrogate import ReluGrad
 
 __all__ = ["GIF"]
@@ -17,7 +17,9 @@ _SPIKE = ReluGrad()
 
 
 class GIF(brainstate.nn.Module):
-    """Generalised integrate-and-fire neurons: two internal currents and a moving threshold::
+    """Generalised integrate-and-fire neurons: two internal currents and a moving threshold.
+
+    ::
 
         dI1/dt = −k1 I1         dI2/dt = −k2 I2
         τ dV/dt = −(V − V_rest) + R (x + I1 + I2)
@@ -94,7 +96,7 @@ class GIF(brainstate.nn.Module):
         dt: Any = None,
     ) -> None:
         super().__init__(name=name)
-        self.in_size = in_size
+        self.in_size = as_size(in_size)
         self.out_size = self.in_size
         voltages = {"V_rest": V_rest, "V_reset": V_reset, "V_th_inf": V_th_inf, "V_th_reset": V_th_reset}
         rates = {"a": a, "b": b, "k1": k1, "k2": k2}

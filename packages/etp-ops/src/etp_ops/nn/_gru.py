@@ -15,7 +15,9 @@ __all__ = ["CFNCell", "GRUCell", "MGUCell", "MiniGRU"]
 
 
 class GRUCell(brainstate.nn.RNNCell):
-    """A gated recurrent unit::
+    """A gated recurrent unit.
+
+    ::
 
         r, z = σ(Wrz [x; h])
         h ← (1 − z) h + z φ(Wh [x; r h])
@@ -72,7 +74,9 @@ class GRUCell(brainstate.nn.RNNCell):
 
 
 class MGUCell(brainstate.nn.RNNCell):
-    """A minimal gated unit::
+    """A minimal gated unit.
+
+    ::
 
         f = σ(Wf [x; h])
         h ← (1 − f) h + f φ(Wh [x; f h])
@@ -129,7 +133,9 @@ class MGUCell(brainstate.nn.RNNCell):
 
 
 class CFNCell(brainstate.nn.RNNCell):
-    """A chaos-free cell::
+    """A chaos-free cell.
+
+    ::
 
         f = σ(Wf [x; h])
         i = σ(Wi [x; h])
@@ -189,7 +195,9 @@ class CFNCell(brainstate.nn.RNNCell):
 
 
 class MiniGRU(brainstate.nn.RNNCell):
-    """A gated recurrent unit without reset, linear in its input::
+    """A gated recurrent unit without reset, linear in its input.
+
+    ::
 
         z = σ(W_z [x; h])
         h ← (1 − z) h + z (W_x x)

@@ -8,7 +8,7 @@ import brainunit as u
 import jax
 
 from etp_ops.nn._neurons import check_same_dimension, decay, per_neuron, reset_voltage, time_step, voltage_state
-from etp_ops.nn._values import Initializer, Size
+from etp_ops.nn._values import Initializer, Size, as_size
 from etp_ops.nn.surrogate import ReluGrad
 
 __all__ = ["ALIF", "LIF"]
@@ -17,7 +17,9 @@ _SPIKE = ReluGrad()
 
 
 class LIF(brainstate.nn.Module):
-    """Leaky integrate-and-fire neurons::
+    """Leaky integrate-and-fire neurons.
+
+    ::
 
         τ dV/dt = −(V − V_rest) + R x           integrated exactly over dt, for x constant within it
         s = spk_fun((V − V_th) / (V_th − V_reset))
@@ -63,7 +65,7 @@ class LIF(brainstate.nn.Module):
         dt: Any = None,
     ) -> None:
         super().__init__(name=name)
-        self.in_size = in_size
+        self.in_size = as_size(in_size)
         self.out_size = self.in_size
         _set_membrane(self, R, tau, V_th, V_reset, V_rest)
         _set_spikes(self, spk_fun, spk_reset)
@@ -91,7 +93,9 @@ class LIF(brainstate.nn.Module):
 
 
 class ALIF(brainstate.nn.Module):
-    """Leaky integrate-and-fire neurons whose threshold rises with every spike::
+    """Leaky integrate-and-fire neurons whose threshold rises with every spike.
+
+    ::
 
         τ dV/dt = −(V − V_rest) + R x           τ_a da/dt = −a
         s = spk_fun((V − V_th − β a) / (V_th − V_reset))
@@ -144,7 +148,7 @@ class ALIF(brainstate.nn.Module):
         dt: Any = None,
     ) -> None:
         super().__init__(name=name)
-        self.in_size = in_size
+        self.in_size = as_size(in_size)
         self.out_size = self.in_size
         _set_membrane(self, R, tau, V_th, V_reset, V_rest)
         _set_spikes(self, spk_fun, spk_reset)

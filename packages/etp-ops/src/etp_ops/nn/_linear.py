@@ -56,8 +56,8 @@ class Linear(brainstate.nn.Module):
         param_type: type[brainstate.State] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
-        shape = matching_sizes(self)
+        self.in_size, self.out_size = matching_sizes(in_size, out_size)
+        shape = (self.in_size[-1], self.out_size[-1])
         self.w_mask = make_mask(w_mask, shape, within=shape)
         parameters = {"weight": make_value(w_init, shape, name="w_init")}
         if b_init is not None:
@@ -98,8 +98,8 @@ class SignedWLinear(brainstate.nn.Module):
         param_type: type[brainstate.State] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
-        shape = matching_sizes(self)
+        self.in_size, self.out_size = matching_sizes(in_size, out_size)
+        shape = (self.in_size[-1], self.out_size[-1])
         self.w_sign = make_mask(w_sign, shape, within=shape, name="w_sign")
         self.weight = param_type(make_value(w_init, shape, name="w_init"))
 
@@ -148,8 +148,8 @@ class ScaledWSLinear(brainstate.nn.Module):
         param_type: type[brainstate.State] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
-        shape = matching_sizes(self)
+        self.in_size, self.out_size = matching_sizes(in_size, out_size)
+        shape = (self.in_size[-1], self.out_size[-1])
         self.w_mask = make_mask(w_mask, (shape[0], 1), within=shape)
         self.eps = eps
         parameters = {"weight": make_value(w_init, shape, name="w_init")}

@@ -6,7 +6,7 @@ from typing import Any
 import brainstate
 
 from etp_ops._lora import lora_matmul
-from etp_ops.nn._values import Initializer, make_value
+from etp_ops.nn._values import Initializer, as_size, make_value
 
 __all__ = ["LoRA"]
 
@@ -49,7 +49,7 @@ class LoRA(brainstate.nn.Module):
         super().__init__()
         if base_module is not None and not callable(base_module):
             raise TypeError(f"base_module must be a module or a function, got {type(base_module).__name__}.")
-        self.in_size = in_features if in_size is None else tuple(in_size)
+        self.in_size = as_size(in_features if in_size is None else in_size)
         if self.in_size[-1] != in_features:
             raise ValueError(f"in_size must end in in_features, {in_features}, got {in_size}.")
         self.out_size = (*self.in_size[:-1], out_features)

@@ -15,7 +15,9 @@ __all__ = ["LRUCell"]
 
 
 class LRUCell(brainstate.nn.RNNCell):
-    """A linear recurrent unit: a complex, diagonal, linear recurrence::
+    """A linear recurrent unit: a complex, diagonal, linear recurrence.
+
+    ::
 
         λ = exp(−e^ν + i e^θ)
         h ← λ h + e^γ (B x)

@@ -16,7 +16,9 @@ __all__ = ["LSTMCell", "MiniLSTM", "URLSTMCell"]
 
 
 class LSTMCell(brainstate.nn.RNNCell):
-    """A long short-term memory::
+    """A long short-term memory.
+
+    ::
 
         i, g, f, o = W [x; h]
         c ← σ(f + 1) c + σ(i) φ(g)
@@ -73,7 +75,9 @@ class LSTMCell(brainstate.nn.RNNCell):
 
 
 class URLSTMCell(brainstate.nn.RNNCell):
-    """A long short-term memory with uniform gate initialisation and refine gate::
+    """A long short-term memory with uniform gate initialisation and refine gate.
+
+    ::
 
         f, r, u, o = W [x; h]                     without bias
         f = σ(f + b),  r = σ(r − b)
@@ -138,7 +142,9 @@ class URLSTMCell(brainstate.nn.RNNCell):
 
 
 class MiniLSTM(brainstate.nn.RNNCell):
-    """A long short-term memory reduced to its forget and input gates, linear in its input::
+    """A long short-term memory reduced to its forget and input gates, linear in its input.
+
+    ::
 
         f = σ(W_f [x; h])
         i = σ(W_i [x; h])

@@ -25,7 +25,8 @@ def decay(dt: Any, tau: Any, *, name: str = "tau") -> Any:
     ratio = u.maybe_decimal(dt / tau)
     if isinstance(ratio, u.Quantity):
         raise ValueError(
-            f"dt and {name} must both be times or both be plain numbers, got dt in {_unit(dt)} and {name} in {_unit(tau)}."
+            f"dt and {name} must both be times or both be plain numbers, "
+            f"got dt in {_unit(dt)} and {name} in {_unit(tau)}."
         )
     return u.math.exp(-ratio)
 

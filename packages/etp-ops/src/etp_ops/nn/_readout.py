@@ -47,8 +47,8 @@ class LeakyRateReadout(brainstate.nn.Module):
         dt: Any = None,
     ) -> None:
         super().__init__(name=name)
-        self.in_size, self.out_size = in_size, out_size
-        shape = matching_sizes(self)
+        self.in_size, self.out_size = matching_sizes(in_size, out_size)
+        shape = (self.in_size[-1], self.out_size[-1])
         self.tau = per_neuron(tau, self.out_size, name="tau")
         self.r_init, self.dt = r_init, dt
         self.weight = brainstate.ParamState(make_value(w_init, shape, name="w_init"))

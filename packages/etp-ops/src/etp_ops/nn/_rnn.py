@@ -14,7 +14,9 @@ __all__ = ["MinimalRNNCell", "ValinaRNNCell"]
 
 
 class ValinaRNNCell(brainstate.nn.RNNCell):
-    """A plain recurrent cell::
+    """A plain recurrent cell.
+
+    ::
 
         h ← φ(W [x; h])
 
@@ -65,7 +67,9 @@ class ValinaRNNCell(brainstate.nn.RNNCell):
 
 
 class MinimalRNNCell(brainstate.nn.RNNCell):
-    """A cell that only mixes a mapped input into its state::
+    """A cell that only mixes a mapped input into its state.
+
+    ::
 
         z = phi(x)
         f = σ(W_u [z; h])

@@ -7,7 +7,7 @@ import brainunit as u
 import jax
 
 from etp_ops._sparse import sparse_matmul
-from etp_ops.nn._values import Initializer, Size, make_value
+from etp_ops.nn._values import Initializer, Size, as_size, make_value
 
 __all__ = ["SparseLinear"]
 
@@ -44,8 +44,8 @@ class SparseLinear(brainstate.nn.Module):
         data = u.math.asarray(getattr(spar_mat, "data", 0.0))
         sample = jax.ShapeDtypeStruct(tuple(getattr(spar_mat, "shape", (1,)))[:1], data.dtype)
         jax.eval_shape(lambda x: sparse_matmul(x, data, sparse_mat=spar_mat), sample)  # refuses what it cannot take
-        self.in_size, self.out_size = (int(size) for size in spar_mat.shape)
-        if in_size is not None and in_size not in (self.in_size[0], self.in_size, list(self.in_size)):
+        self.in_size, self.out_size = as_size(spar_mat.shape[0]), as_size(spar_mat.shape[1])
+        if in_size is not None and as_size(in_size) != self.in_size:
             raise ValueError(f"in_size must be the number of rows of spar_mat, {self.in_size[0]}, got {in_size}.")
         parameters = {"weight": data}
         if b_init is not None:

@@ -1,5 +1,6 @@
 """Values of parameters, masks and states from what a user may give for them."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 __all__ = ["KAIMING_NORMAL", "ORTHOGONAL", "XAVIER_NORMAL", "ZERO", "Initializer", "Size", "activation_of"]
-__all__ += ["apply_mask", "make_mask", "make_value", "matching_sizes"]
+__all__ += ["apply_mask", "as_size", "make_mask", "make_value", "matching_sizes"]
 
 Initializer = Callable[..., Any] | jax.typing.ArrayLike | u.Quantity
 """A function of a shape, an array that broadcasts to the shape, or a number."""
@@ -22,10 +23,14 @@ XAVIER_NORMAL = brainstate.nn.init.XavierNormal()
 ZERO = brainstate.nn.init.ZeroInit()
 
 
+def as_size(size: Size) -> tuple[int, ...]:
+    """A size as a tuple; a number is one axis."""
+    return tuple(map(operator.index, size)) if isinstance(size, Sequence) else (operator.index(size),)
+
+
 def make_value(initializer: Any, shape: tuple[int, ...], *, name: str) -> Any:
     """An array (or quantity) of exactly ``shape``."""
-    value = initializer.value if isinstance(initializer, brainstate.State) else initializer
-    value = value(shape) if callable(value) else value
+    value = initializer(shape) if callable(initializer) else initializer
     if value is None:
         raise ValueError(f"{name} must be a function of a shape, an array or a number, got None.")
     value = u.math.asarray(value)
@@ -55,13 +60,12 @@ def _check_broadcast(given: tuple[int, ...], shape: tuple[int, ...], name: str) 
         raise ValueError(f"{name} has the shape {given}, which does not broadcast to {shape}; give that shape.")
 
 
-def matching_sizes(module: brainstate.nn.Module) -> tuple[int, int]:
-    """The last entries of ``in_size`` and ``out_size``, all others being the same."""
-    if module.in_size[:-1] != module.out_size[:-1]:
-        raise ValueError(
-            f"in_size and out_size must agree in all but the last entry, got {module.in_size} and {module.out_size}."
-        )
-    return module.in_size[-1], module.out_size[-1]
+def matching_sizes(in_size: Size, out_size: Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Both sizes as tuples that are the same but for the last entry."""
+    given, wanted = as_size(in_size), as_size(out_size)
+    if given[:-1] != wanted[:-1]:
+        raise ValueError(f"in_size and out_size must agree in all but the last entry, got {given} and {wanted}.")
+    return given, wanted
 
 
 def activation_of(activation: str | Callable[..., Any]) -> Callable[..., Any]:

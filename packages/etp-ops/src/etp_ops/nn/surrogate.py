@@ -4,10 +4,9 @@ Each is a small frozen value, equal to every other with the same numbers, so usi
 written so that no input, however large and in whatever precision, overflows to a number that is not finite.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import brainunit as u
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 __all__ = ["Arctan", "ReluGrad", "Sigmoid", "SuperSpike", "Surrogate"]
 
 
+@runtime_checkable
 class Surrogate(Protocol):
     """A spike function that knows its surrogate derivative."""
 
@@ -152,9 +152,11 @@ def _spike(x: Any, derivative: Callable[[jax.Array], jax.Array]) -> jax.Array:
     return _step(mantissa if jnp.issubdtype(mantissa.dtype, jnp.floating) else mantissa.astype(float), derivative)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _step(x: jax.Array, derivative: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _heaviside(x: jax.Array, derivative: Callable[[jax.Array], jax.Array]) -> jax.Array:
     return (x >= 0).astype(x.dtype)
+
+
+_step = jax.custom_jvp(_heaviside, nondiff_argnums=(1,))
 
 
 @_step.defjvp
