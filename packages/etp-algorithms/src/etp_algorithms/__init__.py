@@ -12,6 +12,7 @@ from etp_algorithms._compiler._diagnostics import (
 )
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._groups import HiddenGroup
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._compiler._trust import Trust
 from etp_algorithms._inputs import MultiStepData, SingleStepData
@@ -23,6 +24,7 @@ __all__ = [
     "ES_D_RTRL",
     "CompilationError",
     "CompilationWarning",
+    "ControlFlowPolicy",
     "Diagnostic",
     "DiagnosticKind",
     "EligibilityTrace",

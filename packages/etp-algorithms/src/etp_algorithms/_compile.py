@@ -11,6 +11,7 @@ from etp_algorithms._algorithms._pp_prop import pp_prop
 from etp_algorithms._compiler._capture import capture_module
 from etp_algorithms._compiler._diagnostics import CompilationError, warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
 
 __all__ = ["ALGORITHMS", "compile", "compile_etrace_graph"]
@@ -30,6 +31,7 @@ def compile(
     batch_size: int | None = None,
     seed: int | None = None,
     verbose: int = 0,
+    control_flow: ControlFlowPolicy | None = None,
     **options: Any,
 ) -> Learner:
     """Initialise the states of ``model`` and compile it for online learning.
@@ -41,6 +43,7 @@ def compile(
         batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
         seed: seed of the random numbers that the initialisation draws.
         verbose: 1 prints the trust report, 2 also every diagnostic in full.
+        control_flow: limits for marked operators inside branches and loops; None for the learner's own.
         **options: passed to the learner, for example ``decay_or_rank`` of ``pp_prop``.
 
     Returns:
@@ -61,6 +64,8 @@ def compile(
     learner = make(model, **options)
     if not isinstance(learner, Learner):
         raise TypeError(f"algorithm must make a Learner, got {type(learner).__name__}.")
+    if control_flow is not None:
+        learner.control_flow = control_flow
     learner.compile_graph(*example_inputs)
     if not learner.graph.hidden_param_op_relations:
         raise CompilationError(_nothing_to_learn(learner.graph))
@@ -69,19 +74,22 @@ def compile(
     return learner
 
 
-def compile_etrace_graph(model: brainstate.nn.Module, *args: Any, strict: bool = False) -> TraceGraph:
+def compile_etrace_graph(
+    model: brainstate.nn.Module, *args: Any, strict: bool = False, control_flow: ControlFlowPolicy | None = None
+) -> TraceGraph:
     """Compile the step of a model whose states are initialised, without making a learner.
 
     Args:
         model: a module whose ``update`` is one step.
         *args: example inputs of one step.
         strict: raise where a path has to be left out of the traces.
+        control_flow: limits for marked operators inside branches and loops; None for the defaults.
 
     Raises:
         CompilationError: the model cannot be compiled.
     """
     captured = capture_module(model, *args)
-    graph = compile_step(captured.step, strict=strict)
+    graph = compile_step(captured.step, strict=strict, control_flow=control_flow)
     warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=1)
     return graph
 

@@ -10,7 +10,7 @@ with the trace into cotangents of the operands. The trace itself is rolled on va
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,7 @@ class FoldedSteps(NamedTuple):
     drives: tuple[jax.Array, ...]
 
 
+@runtime_checkable
 class TraceAlgorithm(Protocol):
     """How traces are stored, rolled and contracted; pure functions of arrays, one value per algorithm."""
 

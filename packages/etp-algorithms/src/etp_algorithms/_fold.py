@@ -43,9 +43,13 @@ class Tape:
         calls: how often the learner ran since the tape was rewound.
     """
 
-    def __init__(self, graph: TraceGraph, parameters: Arrays, hidden: Arrays, others: Arrays, arguments: Arrays) -> None:
+    def __init__(
+        self, graph: TraceGraph, parameters: Arrays, hidden: Arrays, others: Arrays, arguments: Sequence[Any]
+    ) -> None:
         self._graph = graph
-        zero_shifts = [jnp.zeros_like(array) for array, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable]
+        zero_shifts = [
+            jnp.zeros_like(array) for array, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable
+        ]
         zero_drives = [jnp.zeros(o.y.aval.shape, o.y.aval.dtype) for o in graph.operators]
         values = jax.eval_shape(
             lambda *a: record_step(graph, *a)[3], parameters, hidden, others, arguments, zero_shifts, zero_drives

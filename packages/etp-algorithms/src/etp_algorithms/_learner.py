@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_module
 from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import link_key
 from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._engine import TraceAlgorithm, evaluate_operands, run_window
@@ -71,6 +72,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self.algorithm = algorithm
         self.vjp_method = vjp_method
         self.strict = strict
+        self.control_flow = ControlFlowPolicy()
         self.kernels = kernels
         self.memory_limit = memory_limit
         self._captured: CapturedModel | None = None
@@ -90,7 +92,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             MissingRuleError: a primitive lacks a rule that the algorithm needs.
         """
         captured = capture_module(self.model, *_one_step(args))
-        graph = compile_step(captured.step, strict=self.strict)
+        graph = compile_step(captured.step, strict=self.strict, control_flow=self.control_flow)
         self.algorithm.check(graph)
         warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
         self._captured, self._graph = captured, graph
@@ -309,8 +311,8 @@ def _read(slots: tuple[StateSlot, ...], leaves: Any) -> list[jax.Array]:
         if (array.shape, array.dtype) != (leaf.input.aval.shape, leaf.input.aval.dtype):
             raise ValueError(
                 f"the state {leaf.name} has shape {array.shape} and dtype {array.dtype.name}, but the learner was "
-                f"compiled for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they were, or "
-                f"call compile_graph again."
+                f"compiled for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they "
+                f"were, or call compile_graph again."
             )
     return arrays
 

@@ -124,7 +124,9 @@ class SequenceDrivers:
         return self(*map(MultiStepData, slices))  # type: ignore[operator]
 
 
-def _add_gradients(loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]) -> tuple[list[Any], Any, Any]:
+def _add_gradients(
+    loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]
+) -> tuple[list[Any], Any, Any]:
     """One gradient per entry of ``timed``, summed; with the losses and the aux of every call."""
     gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
 

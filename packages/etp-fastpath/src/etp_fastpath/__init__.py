@@ -1,7 +1,10 @@
-"""Closed-form and windowed kernels for eligibility traces, found through an entry point."""
+"""Closed-form kernels for eligibility traces.
+
+Nothing here is imported by the algorithms: installing the package is enough. Its entry point in the group
+``etp_core.kernels`` registers the kernels when they are first looked up, and each says with ``applicable`` for
+which operators it is right; everything else stays on the rules.
+"""
+
+from etp_fastpath._register import register
 
 __all__ = ["register"]
-
-
-def register() -> None:
-    """Register the kernels with etp_core; called by its plug-in loader."""

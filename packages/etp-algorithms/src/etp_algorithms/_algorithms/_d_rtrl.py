@@ -22,6 +22,7 @@ from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._trust import Trust
 from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
+from etp_core import FastPathRules, get_fast_path_rules
 
 __all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "add_trees"]
 
@@ -39,9 +40,11 @@ class ParamDimTraces:
 
     Attributes:
         trace_dtype: the dtype in which traces are stored; None keeps the dtype of the operators' outputs.
+        use_kernels: whether closed-form kernels stand in for the rules where they apply.
     """
 
     trace_dtype: Any = None
+    use_kernels: bool = True
     name: str = "D_RTRL"
 
     def check(self, graph: TraceGraph) -> None:
@@ -76,7 +79,7 @@ class ParamDimTraces:
         }
 
     def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
-        """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a`` with the products ``P`` of a backward sweep, ``M = P_0``."""
+        """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a``, the products ``P`` of a backward sweep, ``M = P_0``."""
         return self._roll_sweeps(graph, traces, values, operands, [_sweep(j, None) for j in values.jacobians])
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
@@ -84,13 +87,33 @@ class ParamDimTraces:
         solved = []
         for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
             parts = [
-                contract(relation, link, link.layout.gather(signal), trace, weights)
+                part
                 for link in relation.links
-                for signal, trace in zip(signals[link.group], traces[link_key(relation, link)], strict=True)
-                if trace is not None
+                for part in self._contractions(relation, link, signals, traces[link_key(relation, link)], weights)
             ]
             solved.append(add_trees(*parts))
         return tuple(solved)
+
+    def _contractions(
+        self, relation: HiddenParamOpRelation, link: GroupLink, signals: Signals, traces: Any, weights: Trace
+    ) -> Iterator[Trace]:
+        """The terms of one relation's gradient in one group."""
+        laid_out = tuple(
+            None if trace is None else link.layout.gather(signal)
+            for signal, trace in zip(signals[link.group], traces, strict=True)
+        )
+        kernel = self._kernel(relation, link)
+        if kernel is not None:
+            yield kernel.solve(laid_out, traces, fold_batch=relation.primitive.batched)
+            return
+        for signal, trace in zip(laid_out, traces, strict=True):
+            if trace is not None:
+                yield contract(relation, link, signal, trace, weights)
+
+    def _kernel(self, relation: HiddenParamOpRelation, link: GroupLink) -> FastPathRules | None:
+        """The closed-form kernel of a relation, if there is one and it applies."""
+        kernel = get_fast_path_rules(relation.primitive) if self.use_kernels and link.layout.lanes == 1 else None
+        return kernel if kernel is not None and kernel.applicable(relation.static) else None
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """``∇w = xy_to_dw(x, ȳ + Dfᵀ λ) + ⟨λ_0, ε_0⟩``: one product over all steps, and one over the entry trace.
@@ -128,7 +151,11 @@ class ParamDimTraces:
         weights: Trace,
     ) -> tuple[Trace | None, ...]:
         """One step for all states of one relation in one group."""
-        terms = [None if df is None else instant(relation, link, x, df, weights) for df in jacobian.inputs[relation.index]]
+        df, kernel = jacobian.inputs[relation.index], self._kernel(relation, link)
+        if kernel is not None:
+            terms = kernel.instant(x, df, relation.static.get("has_bias", False))
+        else:
+            terms = [None if d is None else instant(relation, link, x, d, weights) for d in df]
         return self._advance(relation, link, traces, jacobian.transition, terms)
 
     def _roll_sweeps(
@@ -155,20 +182,32 @@ class ParamDimTraces:
         terms: Sequence[Trace | None],
     ) -> tuple[Trace | None, ...]:
         """``Σ_b factors_ab ε_b + terms_a`` for every state, stored in the dtype of the traces."""
-        old = traces[link_key(relation, link)]
+        old, kernel = traces[link_key(relation, link)], self._kernel(relation, link)
+        laid_out = tuple(
+            tuple(None if f is None or e is None else link.layout.gather(f) for f, e in zip(row, old, strict=True))
+            for row in factors
+        )
+        if kernel is not None:
+            carried = kernel.recurrent(laid_out, old)
+        else:
+            carried = [self._carry(relation, link, row, old) for row in laid_out]
         new: list[Trace | None] = []
-        for kept, row, term in zip(old, factors, terms, strict=True):
-            if kept is None:
-                new.append(None)
-                continue
-            parts = [
-                propagate(relation, link, link.layout.gather(factor), trace)
-                for factor, trace in zip(row, old, strict=True)
-                if factor is not None and trace is not None
-            ]
-            total = add_trees(*parts, *(() if term is None else (term,)))
-            new.append(jax.tree.map(lambda value, stored: value.astype(stored.dtype), total, kept))
+        for kept, *parts in zip(old, carried, terms, strict=True):
+            present = [part for part in parts if part is not None]
+            new.append(None if kept is None else _store(add_trees(*present), kept))
         return tuple(new)
+
+    def _carry(self, relation: HiddenParamOpRelation, link: GroupLink, row: Row, old: Any) -> Trace | None:
+        """``Σ_b row_b ε_b`` by the rules."""
+        parts = [
+            propagate(relation, link, f, e) for f, e in zip(row, old, strict=True) if f is not None and e is not None
+        ]
+        return add_trees(*parts) if parts else None
+
+
+def _store(trace: Trace, kept: Trace) -> Trace:
+    """``trace`` in the dtype of the stored one."""
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
 
 
 def _sweep(jacobian: GroupJacobian | None, signals: tuple[jax.Array, ...] | None) -> Sweep | None:
@@ -228,7 +267,7 @@ class D_RTRL(Learner):
     ) -> None:
         super().__init__(
             model,
-            ParamDimTraces(trace_dtype),
+            ParamDimTraces(trace_dtype, kernels == "auto"),
             vjp_method=vjp_method,
             strict=strict,
             kernels=kernels,

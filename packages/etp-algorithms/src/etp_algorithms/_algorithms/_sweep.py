@@ -59,7 +59,9 @@ def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
 
     def back(carry: Any, now: Any) -> Any:
         (credit, product), (d, s) = carry, now
-        earlier = None if s is None else tuple(_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
+        earlier = (
+            None if s is None else tuple(_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
+        )
         moved = tuple(
             tuple(
                 _or_zero(_sum(*(_times(product[a][c], d[c][b]) for c in states)), kept)
@@ -71,7 +73,12 @@ def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
 
     last = None if signals is None else tuple(jnp.zeros_like(s[0]) for s in signals)
     (entry, whole), (credits, suffixes) = jax.lax.scan(back, (last, start), (transition, signals), reverse=True)
-    return Sweep(credits, entry, suffixes, tuple(tuple(p if reached[a][b] else None for b, p in enumerate(row)) for a, row in enumerate(whole)))
+    return Sweep(
+        credits,
+        entry,
+        suffixes,
+        tuple(tuple(p if reached[a][b] else None for b, p in enumerate(row)) for a, row in enumerate(whole)),
+    )
 
 
 def carried_inputs(layout: Layout, suffix: Row, inputs: Row) -> jax.Array | None:

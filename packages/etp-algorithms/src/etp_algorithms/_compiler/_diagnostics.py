@@ -22,6 +22,8 @@ class DiagnosticKind(StrEnum):
     """A hidden state depends on other positions through a plain operation; that path is cut."""
     MIXED_TAIL = "mixed_tail"
     """An operator's output reaches several positions of a hidden state through a plain operation."""
+    NO_REVERSE_DERIVATIVE = "no_reverse_derivative"
+    """A hidden state or an operator's output runs through a loop without fixed length; that path is cut."""
     WEIGHT_BEHIND_WEIGHT = "weight_behind_weight"
     """A marked weight reaches a hidden state only through another marked weight."""
     NOT_A_PARAMETER = "not_a_parameter"

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
 from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
+from etp_algorithms._compiler._irreversible import name_irreversible_loops
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._positions import PositionAnalysis
 from etp_algorithms._compiler._program import StepProgram
@@ -73,7 +74,7 @@ def compile_step(
         CompilationError: a marked operator stands where no trace can follow it, or ``strict`` is set and
             some path had to be cut.
     """
-    step = straighten(step, control_flow or ControlFlowPolicy())
+    step = name_irreversible_loops(straighten(step, control_flow or ControlFlowPolicy()))
     analysis = PositionAnalysis(step.equations)
     groups, spaces, cut = find_hidden_groups(step, analysis)
     operators, untraced, noticed = find_relations(step, analysis, groups, spaces)

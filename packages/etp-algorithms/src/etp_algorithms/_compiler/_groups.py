@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic, DiagnosticKind
+from etp_algorithms._compiler._links import is_irreversible
 from etp_algorithms._compiler._positions import MIXED, NONE, Cuts, Labels, PositionAnalysis, join_labels
 from etp_algorithms._compiler._program import HiddenLeaf, StepProgram
 from etp_core import ETPPrimitive
@@ -160,7 +161,8 @@ class _Round:
             if k in cut or not isinstance(operand, Variable):
                 continue
             own = self._depends.get(operand)
-            if own is not None and np.any((own >= 0) & (use != NONE) & (use != own)):
+            severed = own is None and operand in self._driven and is_irreversible(equation)
+            if severed or (own is not None and np.any((own >= 0) & (use != NONE) & (use != own))):
                 self._new[equation] = self._new.get(equation, frozenset()) | {k}
                 cut.append(k)
             elif own is None and operand in self._driven:
@@ -195,6 +197,18 @@ def _cut_diagnostic(
 ) -> Diagnostic:
     touched = analysis.reach(equation.outputs, boundary=bears_weight)
     names = ", ".join(leaf.name for leaf in leaves if leaf.output in touched)
+    if is_irreversible(equation):
+        return Diagnostic(
+            kind=DiagnosticKind.NO_REVERSE_DERIVATIVE,
+            level="warning",
+            path=names,
+            place=equation.source,
+            message=(
+                f"{equation.primitive.name} runs for a number of iterations that is not fixed, so no derivative can be "
+                f"pulled through it to {names}: the traces leave this path out, and a gradient through it raises. Use "
+                f"a loop of fixed length (jax.lax.scan, or jax.lax.fori_loop with static bounds)."
+            ),
+        )
     what = "hidden data" if kind is DiagnosticKind.MIXED_TRANSITION else "an operator's output"
     return Diagnostic(
         kind=kind,

@@ -239,6 +239,10 @@ def _why_untraced(
 ) -> str:
     if refused:
         return f"its output is mixed over positions on the way to {', '.join(refused)}"
+    direct = analysis.reach(equation.outputs, boundary=bears_weight)
+    cut = [leaf.name for g in groups for leaf in g.leaves if leaf.output in direct]
+    if cut:
+        return f"its way to {', '.join(cut)} is cut"
     reach = analysis.reach(equation.outputs)
     return BEHIND_WEIGHT if any(leaf.output in reach for g in groups for leaf in g.leaves) else NOT_TEMPORAL
 

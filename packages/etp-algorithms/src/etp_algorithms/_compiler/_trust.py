@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
+from etp_algorithms._compiler._links import is_irreversible
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._program import StateLeaf, StepProgram
 from etp_algorithms._compiler._relations import NOT_TEMPORAL, HiddenParamOpRelation
@@ -161,7 +162,8 @@ class _Judge:
                     leaks.append(_Leak("flows into a state outside its group", m.name))
             for equation, operands in cuts.items():
                 if any(equation.inputs[k] in direct for k in operands) and self._survives(equation.outputs):
-                    leaks.append(_Leak(f"{equation.primitive.name} mixes positions", equation.place))
+                    what = "has no reverse derivative" if is_irreversible(equation) else "mixes positions"
+                    leaks.append(_Leak(f"{equation.primitive.name} {what}", equation.place))
             for equation in self._step.equations:
                 crossed = bears_weight(equation) and any(a in direct for a in equation.inputs)
                 if crossed and self._survives(equation.outputs):

@@ -1,0 +1,131 @@
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import etp_core
+import etp_ops
+from etp_algorithms import D_RTRL, oracle
+from etp_core.testing import check_primitive
+from etp_fastpath._register import KERNELS
+
+
+def array(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+OPERANDS = {
+    "etp_mm_p": (array(0, 2, 3), array(1, 3, 4), array(2, 4)),
+    "etp_mv_p": (array(0, 3), array(1, 3, 4), array(2, 4)),
+    "etp_gmm_p": (array(0, 2, 2, 3), array(1, 2, 3, 4), array(2, 2, 4)),
+    "etp_gmv_p": (array(0, 2, 3), array(1, 2, 3, 4), array(2, 2, 4)),
+    "etp_elemwise_p": (array(0, 4),),
+}
+
+
+@pytest.fixture(autouse=True)
+def _loaded():
+    etp_core.load_plugins()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_kernel_equals_the_rules_of_its_primitive(name, has_bias):
+    primitive, operands = getattr(etp_ops, name), OPERANDS[name]
+    assert etp_core.get_fast_path_rules(primitive) is KERNELS[name]
+    if name == "etp_elemwise_p":
+        check_primitive(primitive, *operands, weight_fn=None)
+    else:
+        operands = operands if has_bias else operands[:2]
+        check_primitive(primitive, *operands, has_bias=has_bias, weight_fn=None, bias_fn=None)
+
+
+@pytest.mark.parametrize("hook", ["weight_fn", "bias_fn"])
+def test_a_kernel_stands_back_where_a_hook_is_present(hook):
+    kernel = etp_core.get_fast_path_rules(etp_ops.etp_mm_p)
+    assert kernel.applicable({"weight_fn": None, "bias_fn": None}) is True
+    assert kernel.applicable({"weight_fn": None, "bias_fn": None, hook: jnp.tanh}) is False
+
+
+@pytest.mark.parametrize("name", ["etp_sp_mm_p", "etp_conv_p", "etp_lora_mm_p", "etp_emb_p", "etp_einsum_p"])
+def test_operators_without_a_closed_form_have_no_kernel(name):
+    assert etp_core.get_fast_path_rules(getattr(etp_ops, name)) is None
+
+
+def test_a_structural_zero_stays_one():
+    kernel = KERNELS["etp_mm_p"]
+    trace = {"weight": array(0, 2, 3, 4)}
+    factor = array(1, 2, 4)
+    assert kernel.recurrent(((None, None), (factor, None)), (trace, None))[0] is None
+    assert kernel.instant(array(2, 2, 3), (None, factor), False)[0] is None
+
+
+@pytest.mark.parametrize("states", [1, 2, 3])
+def test_the_solve_of_all_states_equals_the_sum_of_single_solves(states):
+    kernel = KERNELS["etp_mm_p"]
+    traces = tuple({"weight": array(a, 5, 3, 4)} for a in range(states))
+    signals = tuple(array(10 + a, 5, 4) for a in range(states))
+    expected = sum(jnp.einsum("bo,bio->io", s, t["weight"]) for s, t in zip(signals, traces, strict=True))
+    np.testing.assert_allclose(kernel.solve(signals, traces, fold_batch=True)["weight"], expected, rtol=1e-12)
+
+
+class Cell(brainstate.nn.Module):
+    """Three states that feed one another, with every operator that has a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = brainstate.ParamState(array(0, 3, 4))
+        self.b = brainstate.ParamState(array(1, 4))
+        self.G = brainstate.ParamState(array(2, 2, 3, 2))
+        self.u = brainstate.ParamState(array(3, 4))
+
+    def init_state(self, batch_size=None, **kwargs):
+        lead = () if batch_size is None else (batch_size,)
+        for name in ("i", "v", "a"):
+            setattr(self, name, brainstate.HiddenState(jnp.zeros((*lead, 4))))
+
+    def update(self, x):
+        grouped = etp_ops.grouped_matmul(jnp.stack([x, -x], axis=-2), self.G.value)
+        drive = etp_ops.matmul(x, self.W.value, self.b.value) + grouped.reshape(*x.shape[:-1], 4)
+        self.i.value = 0.6 * self.i.value + drive
+        self.v.value = jnp.tanh(etp_ops.element_wise(self.u.value) * self.v.value + self.i.value - self.a.value)
+        self.a.value = 0.8 * self.a.value + 0.3 * self.v.value
+        return self.v.value
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("chunk_size", [1, 2])
+def test_a_learner_gives_the_same_gradient_with_kernels_and_without(batch_size, chunk_size):
+    xs = array(7, *((6,) if batch_size is None else (6, batch_size)), 3)
+
+    def gradients(kernels):
+        return oracle.chunked_online_param_gradients(
+            Cell,
+            xs,
+            algo_factory=lambda m: D_RTRL(m, kernels=kernels),
+            chunk_size=chunk_size,
+            batch_size=batch_size,
+        )
+
+    reference = gradients("reference")
+    assert oracle.gradient_norm(reference) > 1e-3
+    assert oracle.relative_deviation(gradients("auto"), reference) < 1e-13
+    bptt = oracle.bptt_param_gradients(Cell, xs, batch_size=batch_size)
+    assert oracle.relative_deviation(reference, bptt) < 1e-13
+
+
+def test_traces_in_half_precision_stay_close_and_are_stored_small():
+    xs = array(7, 6, 3, 3)
+    brainstate_model = Cell()
+    brainstate.nn.init_all_states(brainstate_model, batch_size=3)
+    learner = D_RTRL(brainstate_model, trace_dtype=jnp.bfloat16)
+    learner.compile_graph(xs[0])
+    assert {leaf.dtype for leaf in jax.tree.leaves(learner.traces.value)} == {jnp.dtype(jnp.bfloat16)}
+
+    def streamed(dtype):
+        return oracle.chunked_online_param_gradients(
+            Cell, xs, algo_factory=lambda m: D_RTRL(m, trace_dtype=dtype, memory_limit=1), chunk_size=1, batch_size=3
+        )
+
+    assert 1e-6 < oracle.relative_deviation(streamed(jnp.bfloat16), streamed(None)) < 2e-2
