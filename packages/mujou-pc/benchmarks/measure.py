@@ -13,6 +13,7 @@ from mujou_pc.runtime import Group, Node, TensorSpec
 
 BATCH, WIDTH = 32, 128
 PERIOD = 0.01
+NEVER_RESTS = pc.TimeConstants(h=2e-6, lam=1e-6, r=2e-6)
 TAU = pc.TimeConstants(h=2 * PERIOD, lam=PERIOD, r=2 * PERIOD)
 
 
@@ -43,23 +44,12 @@ def bare_update(module, h_in, r, lam, g):
     return mu.detach(), g_in
 
 
-def microseconds(*functions, repeats=400, rounds=9):
-    """For each function the least mean time of a call over the rounds, which take turns: CPU time of the process.
+def overhead(rounds=12, repeats=300):
+    """Microseconds of one update: bare, by hand, and in a thread that never rests.
 
-    CPU time, because on a machine that others use the wall clock measures them too.
+    The three take turns, and the least of the rounds counts. It is CPU time, because on a machine that others use the
+    wall clock measures them too.
     """
-    best = [math.inf] * len(functions)
-    for _ in range(rounds):
-        for i, function in enumerate(functions):
-            began = time.process_time()
-            for _ in range(repeats):
-                function()
-            best[i] = min(best[i], (time.process_time() - began) / repeats * 1e6)
-    return best
-
-
-def overhead():
-    """Microseconds of one update: bare, by hand, and in a thread that never rests."""
     torch.set_num_threads(1)
     source, (layer,), network = make_layers(1)
     h_in, r, lam, g = (torch.randn(BATCH, WIDTH) for _ in range(4))
@@ -67,29 +57,49 @@ def overhead():
     hand = pc.testing.run(network)
     hand.write(source.prev, {"x": h_in, "y": h_in})
     hand.step()
-    bare, by_hand = microseconds(lambda: bare_update(module, h_in, r, lam, g), lambda: hand.step([layer]))
+    threaded = run_of_a_lone_layer()
+    best = {}
+    for _ in range(rounds):
+        threaded.pause()
+        taken = {
+            "bare": microseconds(lambda: bare_update(module, h_in, r, lam, g), repeats),
+            "by hand": microseconds(lambda: hand.step([layer]), repeats),
+        }
+        threaded.resume()
+        taken["threaded"] = microseconds_of_run(threaded, 0.2)
+        best = {name: min(us, best.get(name, us)) for name, us in taken.items()}
+    threaded.stop()
     hand.stop()
-    threaded = min(microseconds_threaded() for _ in range(5))
-    return {"bare": bare, "by hand": by_hand, "threaded": threaded}
+    return best
 
 
-def microseconds_threaded(seconds=1.0):
-    """One Layer, always late, so that the worker goes from one update straight to the next."""
-    fast = pc.TimeConstants(h=2e-6, lam=1e-6, r=2e-6)
+def microseconds(function, repeats):
+    began = time.process_time()
+    for _ in range(repeats):
+        function()
+    return (time.process_time() - began) / repeats * 1e6
+
+
+def microseconds_of_run(run, seconds):
+    before, began = total_updates(run), time.process_time()
+    run.sleep(seconds)
+    return (time.process_time() - began) / (total_updates(run) - before) * 1e6
+
+
+def run_of_a_lone_layer():
+    """One Layer that is always late, so that its worker goes from one update straight to the next."""
     layer = pc.Layer(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
         pc.msg.activity_spec(TensorSpec((BATCH, WIDTH)), TensorSpec((BATCH, WIDTH))),
-        tau=fast,
+        tau=NEVER_RESTS,
         optimizer=pc.optim.SGD(tau=1.0),
         learn_interval=math.inf,
     )
-    network = pc.runtime.Network({"layer": layer}, ports={"prev": layer.prev})
-    with one_thread_each(network) as run:
-        run.sleep(0.2)
-        before, began = run.stats()["layer"].updates, time.process_time()
-        run.sleep(seconds)
-        updates, took = run.stats()["layer"].updates - before, time.process_time() - began
-    return took / updates * 1e6
+    run = one_thread_each(pc.runtime.Network({"layer": layer}, ports={"prev": layer.prev}))
+    h, every = torch.randn(BATCH, WIDTH), torch.ones(BATCH, dtype=torch.bool)
+    time = run.timer.now()
+    run.write(layer.prev, {"h": h, "y": h, "mask": every, "reset": every, "time": time})
+    return run
 
 
 def one_thread_each(network, workers=None):
@@ -99,9 +109,10 @@ def one_thread_each(network, workers=None):
 
 def throughput(nodes, *, seconds=2.0):
     """Updates in a second, of all the nodes together, none of which ever rests."""
-    fast = pc.TimeConstants(h=2e-6, lam=1e-6, r=2e-6)
-    _, _, network = make_layers(nodes, tau=fast)
+    source, _, network = make_layers(nodes, tau=NEVER_RESTS)
     with one_thread_each(network) as run:
+        x = torch.randn(BATCH, WIDTH)
+        run.write(source.prev, {"x": x, "y": x})
         run.sleep(0.3)
         before, began = total_updates(run), time.perf_counter()
         run.sleep(seconds)
@@ -114,11 +125,14 @@ def total_updates(run):
 
 def lateness(*, nodes=4, load=0.5, seconds=3.0):
     """Median and 99th percentile of the lateness in microseconds, when updates fill this share of one core."""
-    cost = microseconds_threaded() / 1e6
+    with run_of_a_lone_layer() as run:
+        cost = microseconds_of_run(run, 1.0) / 1e6
     period = nodes * cost / load
     tau = pc.TimeConstants(h=2 * period, lam=period, r=2 * period)
-    _, _, network = make_layers(nodes, tau=tau)
+    source, _, network = make_layers(nodes, tau=tau)
     with one_thread_each(network) as run:
+        x = torch.randn(BATCH, WIDTH)
+        run.write(source.prev, {"x": x, "y": x})
         run.sleep(seconds)
         stats = [stats for path, stats in run.stats().items() if path != "source"]
     return median(s.lateness_p50 for s in stats) * 1e6, max(s.lateness_p99 for s in stats) * 1e6, period * 1e6
@@ -136,13 +150,11 @@ class Busy(Node):
 
 
 def parallel_speedup(seconds=2.0):
-    """Updates of two independent nodes with two workers, over those with one."""
+    """Updates of two independent nodes over those of one, with a worker for each core."""
     rates = []
-    for workers in (1, 2):
-        torch.set_num_threads(1)
-        group = Group({"a": Busy(), "b": Busy()})
-        with pc.run(group, workers=workers) as run:
+    for names in ("a", "ab"):
+        with one_thread_each(Group({name: Busy() for name in names})) as run:
             began = time.perf_counter()
             run.sleep(seconds)
-            rates.append(sum(s.updates for s in run.stats().values()) / (time.perf_counter() - began))
+            rates.append(total_updates(run) / (time.perf_counter() - began))
     return rates[1] / rates[0]
