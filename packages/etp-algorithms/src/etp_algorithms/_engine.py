@@ -154,7 +154,7 @@ def run_window(
         changing = iter(moving)
         flags = stacked or (False,) * len(arguments)
         current = [next(changing) if flag else array for array, flag in zip(arguments, flags, strict=True)]
-        env = evaluate_step(graph, parameters, *carry, current)
+        env = evaluate_step(graph, parameters, carry[0], carry[1], current)
         outputs = [value_of(atom, env) for atom in graph.step.outputs]
         return _new_states(graph, env), (outputs, step_values(graph, env))
 
@@ -166,7 +166,7 @@ def run_window(
         moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
         carry, (outputs, values) = jax.lax.scan(one_step, carry, moving)
         traces = algorithm.roll_window(graph, traces, _detach(values), operands)
-    return WindowResult(outputs, *carry, traces)
+    return WindowResult(outputs, carry[0], carry[1], traces)
 
 
 def attach_traces(

@@ -59,6 +59,15 @@ class Tape:
         self.record = brainstate.ShortTermState(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), values))
         self.calls = 0
 
+    def rewind(self) -> None:
+        """Expect the next step."""
+        self.calls = 0
+
+    def check_one_call(self) -> None:
+        """Raise unless the learner ran once since the tape was rewound."""
+        if self.calls != 1:
+            raise ValueError(f"step_fn must run the learner exactly once per step; it ran {self.calls} times.")
+
     @property
     def bytes_per_step(self) -> int:
         """The memory that one recorded step takes."""

@@ -223,10 +223,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         size = steps_per_fold(length, tape.bytes_per_step, _bytes_of(traces.value), self.memory_limit)
 
         def counted(gate: Any, slices: Any) -> Any:
-            tape.calls = 0
+            tape.rewind()
             result = loss_of(gate, slices)
-            if tape.calls != 1:
-                raise ValueError(f"step_fn must run the learner exactly once per step; it ran {tape.calls} times.")
+            tape.check_one_call()
             return result
 
         gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.shifts, tape.drives], has_aux=True)

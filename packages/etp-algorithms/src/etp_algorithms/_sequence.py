@@ -7,6 +7,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._inputs import MultiStepData
+
 __all__ = ["SequenceDrivers", "zeros_like"]
 
 
@@ -15,6 +17,7 @@ class SequenceDrivers:
 
     kernels: Literal["auto", "reference"]
     param_states: Any
+    update: Callable[..., Any]
     fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
 
     def etrace_grad(
@@ -110,7 +113,7 @@ class SequenceDrivers:
         """
         length = _length_of(sequences)
         chunk = _check_chunk(chunk_size, length)
-        call = step_fn if step_fn is not None else self._call_chunk if chunk else self
+        call = step_fn if step_fn is not None else self._call_chunk if chunk else self.update
 
         def body(slices: tuple[Any, ...]) -> Any:
             out = call(*slices)
@@ -119,9 +122,7 @@ class SequenceDrivers:
         return brainstate.transform.for_loop(body, _chunked(sequences, chunk))
 
     def _call_chunk(self, *slices: Any) -> Any:
-        from etp_algorithms._inputs import MultiStepData
-
-        return self(*map(MultiStepData, slices))  # type: ignore[operator]
+        return self.update(*map(MultiStepData, slices))
 
 
 def _add_gradients(

@@ -5,6 +5,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
@@ -59,14 +60,15 @@ def _transpose(impl: Any, cotangent: Any, *operands: Any, **static: Any) -> list
 def _batch(primitive: "ETPPrimitive", args: tuple[Any, ...], axes: tuple[Any, ...], **static: Any) -> tuple[Any, int]:
     """Keep the operator visible where only its data is mapped; dissolve it, with a warning, elsewhere."""
     x_index = primitive.x_invar_index
-    only_data = x_index is not None and all((axis is not None) == (i == x_index) for i, axis in enumerate(axes))
-    if only_data:
+    mapped = [i for i, axis in enumerate(axes) if axis is not None]
+    if x_index is not None and mapped == [x_index]:
         x = jnp.moveaxis(args[x_index], axes[x_index], 0)
-        rest = lambda x: (*args[:x_index], x, *args[x_index + 1 :])  # noqa: E731
+        before, after = args[:x_index], args[x_index + 1 :]
         if primitive.batched_twin is not None:
-            return primitive.batched_twin.bind(*rest(x), **static), 0
+            return primitive.batched_twin.bind(*before, x, *after, **static), 0
         if primitive.batched and x.ndim > 1:
-            y = primitive.bind(*rest(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])), **static)
+            folded = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+            y = primitive.bind(*before, folded, *after, **static)
             return y.reshape(*x.shape[:2], *y.shape[1:]), 0
     warnings.warn(
         f"vmap maps a weight of {primitive.name}, or data it cannot take batched: the operator dissolves into "

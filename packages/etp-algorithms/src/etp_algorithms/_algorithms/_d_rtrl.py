@@ -107,7 +107,7 @@ class ParamDimTraces:
             yield kernel.solve(laid_out, traces, fold_batch=relation.primitive.batched)
             return
         for signal, trace in zip(laid_out, traces, strict=True):
-            if trace is not None:
+            if signal is not None and trace is not None:
                 yield contract(relation, link, signal, trace, weights)
 
     def _kernel(self, relation: HiddenParamOpRelation, link: GroupLink) -> FastPathRules | None:
@@ -134,7 +134,7 @@ class ParamDimTraces:
                         cotangent = cotangent + _meet(link.layout, df, credit)
             gradients.append(pull_sequence(operator, values.xs[o], cotangent, operands[o]))
         entry = tuple(
-            tuple(s[0] for s in signal) if swept is None else swept.entry
+            tuple(s[0] for s in signal) if swept is None or swept.entry is None else swept.entry
             for signal, swept in zip(steps.signals, sweeps, strict=True)
         )
         for r, entered in enumerate(self.solve(graph, traces, entry, operands)):
