@@ -102,7 +102,8 @@ def _find(algorithm: Any) -> Callable[..., Learner]:
         return ALGORITHMS[name]
     if not callable(algorithm):
         raise TypeError(f"algorithm must be a learner class or the name of one, got {type(algorithm).__name__}.")
-    return algorithm
+    make: Callable[..., Any] = algorithm
+    return make
 
 
 def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:

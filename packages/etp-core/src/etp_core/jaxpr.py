@@ -39,6 +39,8 @@ _CALLS = frozenset(
     for name in ("jit_p", "closed_call_p", "call_p", "remat_p")
     if hasattr(jex_primitives, name)
 )
+# newer versions have one class where older ones told open jaxprs from closed ones
+_JAXPRS = tuple(getattr(jex, name) for name in ("Jaxpr", "ClosedJaxpr") if hasattr(jex, name))
 _FOREIGN_FRAMES = (
     "/jax/",
     "/jaxlib/",
@@ -57,7 +59,7 @@ class Variable:
     __slots__ = ("aval",)
 
     def __init__(self, aval: Any) -> None:
-        self.aval = aval
+        self.aval: Any = aval
 
     def __repr__(self) -> str:
         return f"%{id(self) % 0xFFFF:04x}:{self.aval.str_short()}"
@@ -221,7 +223,7 @@ def inner_programs(equation: Equation) -> Iterator[Program]:
     pending = list(equation.params.values())[::-1]
     while pending:
         value = pending.pop()
-        if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)):
+        if isinstance(value, _JAXPRS):
             yield flatten(value)
         elif isinstance(value, (tuple, list)):
             pending += reversed(value)
