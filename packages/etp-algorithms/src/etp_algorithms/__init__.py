@@ -1,6 +1,6 @@
 """Online learning of recurrent and spiking networks: compile a model, run it, take gradients at any time."""
 
-from etp_algorithms import oracle
+from etp_algorithms import functional, oracle
 from etp_algorithms._algorithms._d_rtrl import D_RTRL, ParamDimVjpAlgorithm
 from etp_algorithms._algorithms._pp_prop import ES_D_RTRL, IODimVjpAlgorithm, pp_prop
 from etp_algorithms._compile import compile, compile_etrace_graph
@@ -41,6 +41,7 @@ __all__ = [
     "TrustReport",
     "compile",
     "compile_etrace_graph",
+    "functional",
     "oracle",
     "pp_prop",
 ]

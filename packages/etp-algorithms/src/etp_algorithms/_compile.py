@@ -14,7 +14,7 @@ from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
 
-__all__ = ["ALGORITHMS", "compile", "compile_etrace_graph"]
+__all__ = ["ALGORITHMS", "compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
 
 ALGORITHMS: Mapping[str, Callable[..., Learner]] = {
     "d_rtrl": D_RTRL,
@@ -58,7 +58,7 @@ def compile(
         raise ValueError("compile needs example inputs of one step: compile(model, algorithm, x0, ...).")
     if verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}.")
-    make = _find(algorithm)
+    make = find_algorithm(algorithm)
     with contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed):
         _initialise(model, batch_size)
     learner = make(model, **options)
@@ -68,7 +68,7 @@ def compile(
         learner.control_flow = control_flow
     learner.compile_graph(*example_inputs)
     if not learner.graph.hidden_param_op_relations:
-        raise CompilationError(_nothing_to_learn(learner.graph))
+        raise CompilationError(nothing_to_learn(learner.graph))
     if verbose:
         print(learner.report)
     return learner
@@ -94,7 +94,8 @@ def compile_etrace_graph(
     return graph
 
 
-def _find(algorithm: Any) -> Callable[..., Learner]:
+def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
+    """The learner class that a name, in any case, or the class itself stands for."""
     if isinstance(algorithm, str):
         name = algorithm.lower().replace("-", "_")
         if name not in ALGORITHMS:
@@ -113,7 +114,8 @@ def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     brainstate.nn.init_all_states(model, **sizes)
 
 
-def _nothing_to_learn(graph: TraceGraph) -> str:
+def nothing_to_learn(graph: TraceGraph) -> str:
+    """What to say of a model without a relation."""
     rows = [f"- {row.name}: {row.trust.value} ({'; '.join(row.reasons)})" for row in graph.trust]
     found = "\n".join(rows) if rows else "- the step uses no ParamState at all"
     return (

@@ -1,13 +1,18 @@
 """The report of a learner: what each parameter's gradient contains, and what it costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from etp_algorithms._compiler._diagnostics import Diagnostic
-from etp_algorithms._compiler._trust import Trust
+import jax
 
-__all__ = ["ParameterReport", "TrustReport"]
+from etp_algorithms._compiler._diagnostics import Diagnostic
+from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._relations import link_key
+from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._engine import TraceAlgorithm
+
+__all__ = ["ParameterReport", "TrustReport", "bytes_of", "make_report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,39 @@ class TrustReport:
             colour = colours.get(row.trust, "red")
             table.add_row(cells[0], f"[{colour}]{cells[1]}[/]", *cells[2:])
         return table
+
+
+def make_report(
+    algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, diagnostics: tuple[Diagnostic, ...]
+) -> TrustReport:
+    """The report of one algorithm on one graph, with the memory of ``traces``."""
+    sizes = {key: bytes_of(value) for key, value in algorithm.by_link(traces).items()}
+    return TrustReport(
+        algorithm=algorithm.name,
+        parameters=tuple(_row(algorithm, graph, verdict, sizes) for verdict in graph.trust),
+        trace_bytes=bytes_of(traces),
+        diagnostics=diagnostics,
+    )
+
+
+def bytes_of(tree: Any) -> int:
+    """The memory of all arrays of a pytree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _row(
+    algorithm: TraceAlgorithm, graph: TraceGraph, verdict: ParameterTrust, sizes: Mapping[str, int]
+) -> ParameterReport:
+    relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
+    links = [(relation, link) for relation in relations for link in relation.links]
+    return ParameterReport(
+        name=verdict.name,
+        trust=algorithm.grade(verdict.trust) if relations else verdict.trust,
+        operators=tuple(relation.primitive.name for relation in relations),
+        groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for _, link in links)),
+        trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
+        reasons=verdict.reasons,
+    )
 
 
 def _cells(row: ParameterReport) -> tuple[str, ...]:

@@ -1,0 +1,45 @@
+"""Errors of a model's own step, told with the shapes that met."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from etp_algorithms._compiler._diagnostics import CompilationError
+
+__all__ = ["describe", "explain_step"]
+
+
+def describe(value: Any) -> str:
+    """The arrays of a pytree as ``float32[2, 3]``, in its structure."""
+    return str(jax.tree.map(lambda v: _Shape(v), value))
+
+
+class _Shape:
+    def __init__(self, leaf: Any) -> None:
+        self._text = f"{jax.numpy.result_type(leaf).name}{list(jax.numpy.shape(leaf))}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+@contextlib.contextmanager
+def explain_step(name: str, *, inputs: Any, states: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """Turn what tracing a step raises into an error that names inputs and states.
+
+    Raises:
+        CompilationError: the body raised; what it raised is the cause.
+    """
+    try:
+        yield
+    except CompilationError:
+        raise
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        shown = ", ".join(f"{path} {describe(value)}" for path, value in states)
+        raise CompilationError(
+            f"{name} fails on one step with the inputs {describe(inputs)} and the states {shown or '(none)'}: "
+            f"{str(error).strip()}\n"
+            f"Give inputs of one step (MultiStepData for a window) whose rank and batch are those of the states; "
+            f"initialise the states (brainstate.nn.init_all_states(model, batch_size=...)) as the inputs are batched."
+        ) from error
