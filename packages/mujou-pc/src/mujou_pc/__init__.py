@@ -5,8 +5,8 @@ error that the nodes after it send back. Where that comes to rest stands the cre
 backpropagation computes, and the node learns from it alone, with no pass through the network and
 nobody waiting. Nodes run in background threads, on one timer whose seconds set every speed.
 
-Usually: a `Chain`, `show`, `TimeConstants`, an optimizer of `optim`, a loss of `loss` and a
-`msg.Sample`. Nodes of your own are built from `clock`, `functional` and `msg`; `runtime` is what
+Usually: a ``Chain``, ``show``, ``TimeConstants``, an optimizer of ``optim``, a loss of ``loss`` and a
+``msg.Sample``. Nodes of your own are built from ``clock``, ``functional`` and ``msg``; ``runtime`` is what
 all of them live in.
 """
 

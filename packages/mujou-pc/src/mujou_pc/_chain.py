@@ -21,8 +21,8 @@ __all__ = ["Chain"]
 class Chain(Network):
     """A network of Input, a Layer for every module but the last, and an Output with the last.
 
-    The parts are called `input`, `layer0`, `layer1`, ... and `output`. The host writes a `Sample`
-    to `prev` and reads a `Prediction` from `next`.
+    The parts are called ``input``, ``layer0``, ``layer1``, ... and ``output``. The host writes a ``Sample``
+    to ``prev`` and reads a ``Prediction`` from ``next``.
 
     Args:
         modules: at least one; each maps one tensor (B, ...) to one.
@@ -32,15 +32,15 @@ class Chain(Network):
         tau: time constants of every node.
         optimizer: setting of how the weights move, for every node.
         learn_interval: seconds from the write of a sample to learning from it, and between two such;
-            None: every update; `math.inf`: never.
+            None: every update; ``math.inf``: never.
         relaxer: setting of how the deviations move, for every Layer.
-        period: seconds between two updates of every node; `tau.period` by default.
+        period: seconds between two updates of every node; ``tau.period`` by default.
 
     Raises:
-        ValueError: as `Layer` and `Output`; or there is no module, or one is in two nodes.
+        ValueError: as ``Layer`` and ``Output``; or there is no module, or one is in two nodes.
 
     Warns:
-        UserWarning: `learn_interval` is shorter than the 2 L periods that the credit needs to reach
+        UserWarning: ``learn_interval`` is shorter than the 2 L periods that the credit needs to reach
             the first of L Layers.
     """
 

@@ -34,8 +34,8 @@ EULER = Euler()
 class Input(Node):
     """Sends what the host writes as an activity, in every update. It holds nothing.
 
-    Ports: `prev` receives a `Sample` from the host; `next` sends an `Activity` to each peer, and
-    does not read the gradient that comes back. `spec` is the spec of that activity.
+    Ports: ``prev`` receives a ``Sample`` from the host; ``next`` sends an ``Activity`` to each peer, and
+    does not read the gradient that comes back. ``spec`` is the spec of that activity.
 
     Args:
         x: spec of the samples, the batch first.
@@ -67,21 +67,21 @@ class Input(Node):
 class Layer(Node):
     """Holds one module, the deviation from its prediction and the dual, and learns its weights.
 
-    Ports: `prev` receives an `Activity` and sends `g_in` back; `next` sends the prediction of the
-    module as an `Activity` to each peer and receives their gradients. `spec` is the spec of that
-    activity. State: `module`, `r`, `lam`, `clock`, `optimizer`, `relaxer`.
+    Ports: ``prev`` receives an ``Activity`` and sends ``g_in`` back; ``next`` sends the prediction of the
+    module as an ``Activity`` to each peer and receives their gradients. ``spec`` is the spec of that
+    activity. State: ``module``, ``r``, ``lam``, ``clock``, ``optimizer``, ``relaxer``.
 
     Args:
         module: any module from one tensor (B, ...) to one. It runs once in every update.
-        spec: of the activity it reads: `spec` of the node before, or `msg.activity_spec(...)`.
+        spec: of the activity it reads: ``spec`` of the node before, or ``msg.activity_spec(...)``.
         tau: time constants of the relaxation.
         optimizer: setting of how the weights move.
-        learn_interval: seconds between two learning updates; None: every update; `math.inf`: never.
+        learn_interval: seconds between two learning updates; None: every update; ``math.inf``: never.
         relaxer: setting of how the deviation moves.
-        period: seconds between two updates; `tau.period` by default.
+        period: seconds between two updates; ``tau.period`` by default.
 
     Raises:
-        ValueError: `period` is longer than `tau.max_dt`, or the module does not keep the batch.
+        ValueError: ``period`` is longer than ``tau.max_dt``, or the module does not keep the batch.
         TypeError: the module does not return one tensor.
 
     Warns:
@@ -117,7 +117,7 @@ class Layer(Node):
         self._no_g = mu.zero()
 
     def on_update(self, dt: float) -> None:
-        """Read, tick, send `g_in`, relax, send the prediction, learn."""
+        """Read, tick, send ``g_in``, relax, send the prediction, learn."""
         activity = self.prev.read()
         tick = self.clock.tick(dt, activity["time"], self.timer.now())
         if tick.new:
@@ -152,8 +152,8 @@ class Layer(Node):
 class Output(Node):
     """Holds the last module and the loss, predicts, and learns. It holds neither r nor lam.
 
-    Ports: `prev` receives an `Activity` and sends the gradient of the loss back; `next` sends a
-    `Prediction`. State: `module`, `clock`, `optimizer`.
+    Ports: ``prev`` receives an ``Activity`` and sends the gradient of the loss back; ``next`` sends a
+    ``Prediction``. State: ``module``, ``clock``, ``optimizer``.
 
     Args:
         module: any module from one tensor (B, ...) to one. It runs once in every update.
@@ -161,11 +161,11 @@ class Output(Node):
         loss: gives one value for each sample.
         tau: time constants of the chain; the period and the cap of dt come from them.
         optimizer: setting of how the weights move.
-        learn_interval: seconds between two learning updates; None: every update; `math.inf`: never.
-        period: seconds between two updates; `tau.period` by default.
+        learn_interval: seconds between two learning updates; None: every update; ``math.inf``: never.
+        period: seconds between two updates; ``tau.period`` by default.
 
     Raises:
-        ValueError: `period` is longer than `tau.max_dt`, or the loss does not have the shape (B,).
+        ValueError: ``period`` is longer than ``tau.max_dt``, or the loss does not have the shape (B,).
         TypeError: the module does not return one tensor.
 
     Warns:
@@ -267,6 +267,8 @@ def _output_spec(module: nn.Module, h_in: TensorSpec) -> TensorSpec:
         raise ValueError(
             f"{type(module).__name__} made {list(mu.shape)} of {list(h_in.shape)}: the first axis must stay the batch"
         )
+    # With the first gradient of a process torch imports for a second. Not in the middle of a run, please.
+    vjp(nn.Identity(), mu, torch.zeros_like)
     return replace(h_in, shape=tuple(mu.shape), dtype=mu.dtype, device=mu.device)
 
 

@@ -12,8 +12,8 @@ def show(run: Run, sample: Sample, *, seconds: float, timeout: float = 10.0) -> 
     That is the first prediction of the sample: nothing has learned from it when it passes through.
 
     Args:
-        run: of a `Chain`, or of another root that shows a port `prev` for a `Sample` and a port
-            `next` for a `Prediction`.
+        run: of a ``Chain``, or of another root that shows a port ``prev`` for a ``Sample`` and a port
+            ``next`` for a ``Prediction``.
         sample: the sample.
         seconds: how long it stays, on the run's timer.
         timeout: seconds to wait beyond that for a prediction that is late.

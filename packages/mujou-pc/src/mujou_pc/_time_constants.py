@@ -11,16 +11,16 @@ __all__ = ["TimeConstants"]
 class TimeConstants:
     """The time constants of one node's relaxation, in seconds of the run's timer.
 
-    The usual values go together: `r = h` and `lam = h / 2`. One update of the default period then
-    moves the error `delta = r + lam` to `-g` exactly.
+    The usual values go together: ``r = h`` and ``lam = h / 2``. One update of the default period then
+    moves the error ``delta = r + lam`` to ``-g`` exactly.
 
     Args:
         h: of the deviation r along the force on it; finite.
-        lam: of the dual, which sums up r; `math.inf` keeps it at 0.
-        r: of the decay of r to 0; `math.inf` for no decay.
+        lam: of the dual, which sums up r; ``math.inf`` keeps it at 0.
+        r: of the decay of r to 0; ``math.inf`` for no decay.
 
     Raises:
-        ValueError: one is not above 0, or `h` is not finite.
+        ValueError: one is not above 0, or ``h`` is not finite.
 
     Warns:
         UserWarning: a node alone does not settle at the default period.
@@ -47,12 +47,12 @@ class TimeConstants:
 
     @property
     def period(self) -> float:
-        """The default interval between a node's updates, `h / (1 + h / r)`, in seconds."""
+        """The default interval between a node's updates, ``h / (1 + h / r)``, in seconds."""
         return self.h / (1 + self.h / self.r)
 
     @property
     def max_dt(self) -> float:
-        """The longest dt that one update counts, `min(period, 2 * lam)`, in seconds."""
+        """The longest dt that one update counts, ``min(period, 2 * lam)``, in seconds."""
         return min(self.period, 2 * self.lam)
 
     # With s = dt/h, q = dt/lam and k = 1 + h/r, one update without g is

@@ -14,7 +14,7 @@ class Tick(NamedTuple):
     """What one update may do.
 
     Args:
-        dt: seconds to relax by, capped at `max_dt`.
+        dt: seconds to relax by, capped at ``max_dt``.
         new: whether the input is another sample than in the update before.
         learn: whether to move the weights in this update.
         elapsed: seconds to move them by: the capped dt's since the node last learned.
@@ -29,17 +29,17 @@ class Tick(NamedTuple):
 class LearnClock(Stateful):
     """Decides when a node learns, from the time at which the host wrote the input.
 
-    With a positive `learn_interval` the node learns in the first update at or after the write plus
+    With a positive ``learn_interval`` the node learns in the first update at or after the write plus
     each whole multiple of it, but never in the update that first sees the sample, whose error
     still belongs to the one before. Of several multiples that passed in one gap only one is learned.
-    With None it learns in every update, with `math.inf` in none; before the first write in none.
+    With None it learns in every update, with ``math.inf`` in none; before the first write in none.
 
     Args:
         max_dt: the longest dt one update counts, in seconds.
-        learn_interval: seconds between two learning updates, None or `math.inf`.
+        learn_interval: seconds between two learning updates, None or ``math.inf``.
 
     Raises:
-        ValueError: `learn_interval` is not above a nanosecond.
+        ValueError: ``learn_interval`` is not above a nanosecond.
     """
 
     def __init__(self, *, max_dt: float, learn_interval: float | None) -> None:
@@ -66,12 +66,12 @@ class LearnClock(Stateful):
 
         Args:
             tau: the time constants.
-            period: seconds between the node's updates; `tau.period` by default.
+            period: seconds between the node's updates; ``tau.period`` by default.
             learn_interval: seconds between two learning updates, None (every update) or
-                `math.inf` (none).
+                ``math.inf`` (none).
 
         Raises:
-            ValueError: `period` is longer than `tau.max_dt`.
+            ValueError: ``period`` is longer than ``tau.max_dt``.
         """
         period = tau.period if period is None else period
         if period > tau.max_dt:
@@ -86,7 +86,7 @@ class LearnClock(Stateful):
 
         Args:
             dt: seconds since the update before.
-            time: the `time` of the activity that was read.
+            time: the ``time`` of the activity that was read.
             now: the present moment.
         """
         dt = min(dt, self._max_dt)
@@ -122,7 +122,7 @@ class LearnClock(Stateful):
         return self._learn_interval is None or (not new and now.ns >= self._deadline_ns)
 
     def _deadline_after(self, moment: Timestamp) -> int:
-        """The first whole multiple of the interval after the write that lies behind `moment`."""
+        """The first whole multiple of the interval after the write that lies behind ``moment``."""
         if self._learn_interval is None or self._learn_interval == math.inf:
             return 0
         interval_ns = round(self._learn_interval * 1e9)

@@ -1,7 +1,7 @@
 """The formulas of one update, without state.
 
-Signs: `delta` is an error, `g_in` and `g_theta` are gradients of the loss, so a node moves against
-them. For a Layer `g_in = -J_h^T delta` and `g_theta = -J_theta^T delta`, with the Jacobians of its
+Signs: ``delta`` is an error, ``g_in`` and ``g_theta`` are gradients of the loss, so a node moves against
+them. For a Layer ``g_in = -J_h^T delta`` and ``g_theta = -J_theta^T delta``, with the Jacobians of its
 module with respect to the input and the weights.
 """
 
@@ -95,8 +95,8 @@ def relax_(
 ) -> None:
     """Move the deviation along its force, then the dual along the moved deviation, in place.
 
-    The force is `F = (1 + tau_h / tau_r) r + lam + g`. The relaxer moves r by it, with Euler
-    `r -= dt / tau_h F`; then `lam += dt / tau_lam r`.
+    The force is ``F = (1 + tau_h / tau_r) r + lam + g``. The relaxer moves r by it, with Euler
+    ``r -= dt / tau_h F``; then ``lam += dt / tau_lam r``.
 
     Args:
         r: the deviation, (B, ...).

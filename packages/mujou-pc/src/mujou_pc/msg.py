@@ -23,9 +23,9 @@ __all__ = [
 
 
 class Sample(TypedDict):
-    """A batch of B samples, from the host to `Input.prev`.
+    """A batch of B samples, from the host to ``Input.prev``.
 
-    A port holds the latest write only: a `reset` that no node has read when the next sample is
+    A port holds the latest write only: a ``reset`` that no node has read when the next sample is
     written is lost with it.
     """
 
@@ -49,11 +49,11 @@ class Activity(TypedDict):
     mask: Tensor
     reset: Tensor
     time: Timestamp
-    """When the host wrote the sample; `Timestamp(ns=0)` before the first."""
+    """When the host wrote the sample; ``Timestamp(ns=0)`` before the first."""
 
 
 class Prediction(TypedDict):
-    """What `Output.next` sends to the host."""
+    """What ``Output.next`` sends to the host."""
 
     y_hat: Tensor
     """The output of the last module, (B, ...)."""
@@ -64,7 +64,7 @@ class Prediction(TypedDict):
 
 
 def sample_spec(x: TensorSpec, y: TensorSpec) -> DictSpec:
-    """The spec of a `Sample`.
+    """The spec of a ``Sample``.
 
     Args:
         x: of the input, the batch first.
@@ -75,7 +75,7 @@ def sample_spec(x: TensorSpec, y: TensorSpec) -> DictSpec:
 
 
 def activity_spec(h: TensorSpec, y: TensorSpec) -> DictSpec:
-    """The spec of an `Activity`.
+    """The spec of an ``Activity``.
 
     Args:
         h: of the activity, the batch first.
@@ -86,7 +86,7 @@ def activity_spec(h: TensorSpec, y: TensorSpec) -> DictSpec:
 
 
 def prediction_spec(y_hat: TensorSpec, y: TensorSpec) -> DictSpec:
-    """The spec of a `Prediction`.
+    """The spec of a ``Prediction``.
 
     Args:
         y_hat: of the output of the last module, the batch first.
@@ -96,7 +96,7 @@ def prediction_spec(y_hat: TensorSpec, y: TensorSpec) -> DictSpec:
 
 
 def gradient_spec(h: TensorSpec) -> TensorSpec:
-    """The spec of the `g_in` that answers an activity: its shape, and a dtype that has gradients.
+    """The spec of the ``g_in`` that answers an activity: its shape, and a dtype that has gradients.
 
     Args:
         h: of the activity.

@@ -1,7 +1,7 @@
 """Optimizers as flows in time: how the weights move in seconds, however often a node learns.
 
 A setting is a frozen value; each node binds it to its own weights, and the bound optimizer holds
-the state. To write one, inherit `Optimizer` and `BoundOptimizer`.
+the state. To write one, inherit ``Optimizer`` and ``BoundOptimizer``.
 """
 
 import math
@@ -26,7 +26,7 @@ class BoundOptimizer(Stateful):
         """Move the weights in place.
 
         Args:
-            grads: the mean gradient of the batch for each weight, in the order of `bind`.
+            grads: the mean gradient of the batch for each weight, in the order of ``bind``.
             elapsed: seconds that the step covers; 0 moves nothing, neither weights nor state.
         """
 
@@ -45,13 +45,13 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(Optimizer):
-    """Gradient descent: `tau dtheta/dt = -g`. A step of dt is SGD with the rate `dt / tau`.
+    """Gradient descent: ``tau dtheta/dt = -g``. A step of dt is SGD with the rate ``dt / tau``.
 
     Args:
         tau: time constant of the weights in seconds, finite.
 
     Raises:
-        ValueError: `tau` is not finite and above 0.
+        ValueError: ``tau`` is not finite and above 0.
     """
 
     tau: float
@@ -87,19 +87,19 @@ class _BoundSGD(BoundOptimizer):
 class AdamW(Optimizer):
     """AdamW in time.
 
-    With dt between steps constant it is torch's, `lr = dt / tau` and
-    `betas = (exp(-dt / tau_m), exp(-dt / tau_v))`.
+    With dt between steps constant it is torch's, ``lr = dt / tau`` and
+    ``betas = (exp(-dt / tau_m), exp(-dt / tau_v))``.
 
-    The flows are `tau_m dm/dt = g - m`, `tau_v dv/dt = g^2 - v` and
-    `tau dtheta/dt = -(m_hat / (sqrt(v_hat) + eps) + weight_decay theta)`. Each moment is corrected
-    by its mass `tau_m dc/dt = 1 - c`, the share of it that gradients made: `m_hat = m / c_m`.
+    The flows are ``tau_m dm/dt = g - m``, ``tau_v dv/dt = g^2 - v`` and
+    ``tau dtheta/dt = -(m_hat / (sqrt(v_hat) + eps) + weight_decay theta)``. Each moment is corrected
+    by its mass ``tau_m dc/dt = 1 - c``, the share of it that gradients made: ``m_hat = m / c_m``.
 
     Args:
         tau: time constant of the weights in seconds, finite.
         tau_m: of the mean of the gradient, finite.
         tau_v: of the mean of its square, finite.
         eps: above 0.
-        weight_decay: without a unit; theta decays with the time constant `tau / weight_decay`.
+        weight_decay: without a unit; theta decays with the time constant ``tau / weight_decay``.
 
     Raises:
         ValueError: a value is out of its range.

@@ -1,7 +1,7 @@
 """Relaxers: how the deviation r of a node moves along the force on it.
 
 A setting is a value without state; each Layer binds it to its own r, and the bound relaxer holds
-the state. To write one, inherit `Relaxer` and `BoundRelaxer`.
+the state. To write one, inherit ``Relaxer`` and ``BoundRelaxer``.
 """
 
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ class Relaxer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Euler(Relaxer):
-    """One explicit step: `r -= dt / tau_h * force`."""
+    """One explicit step: ``r -= dt / tau_h * force``."""
 
     def bind(self, r: Tensor) -> BoundRelaxer:
         """Bind to the deviation of one node."""

@@ -19,7 +19,7 @@ def run(root: Part) -> "ManualRun":
         root: a node, network or group.
 
     Raises:
-        NetworkError: an `on_start` raised.
+        NetworkError: an ``on_start`` raised.
     """
     timer = VirtualTimer()
     lives = Lifecycle(root, timer)
@@ -29,7 +29,7 @@ def run(root: Part) -> "ManualRun":
 class ManualRun(Run):
     """A run without threads.
 
-    `sleep`, `wait` and `read` make the updates that are due meanwhile; `step` makes those you name.
+    ``sleep``, ``wait`` and ``read`` make the updates that are due meanwhile; ``step`` makes those you name.
 
     Args:
         lives: the nodes.

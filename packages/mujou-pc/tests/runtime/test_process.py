@@ -45,6 +45,18 @@ def test_torch_dynamo_is_never_imported():
     assert done.returncode == 0, done.stderr
 
 
+def test_no_module_is_imported_while_a_run_updates():
+    done = python(
+        """
+        hand = pc.testing.run(chain())
+        before = set(sys.modules)
+        pc.show(hand, SAMPLE, seconds=0.1)
+        assert set(sys.modules) == before, set(sys.modules) - before
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_forgotten_stop_does_not_keep_the_interpreter_and_still_stops_the_nodes():
     done = python(
         """

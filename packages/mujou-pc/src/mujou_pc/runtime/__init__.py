@@ -1,7 +1,7 @@
 """The runtime: nodes that update in their own time and talk through ports that hold the latest message.
 
-A `Node` updates every `period` seconds. `Network` and `Group` put nodes together, `run` starts them in background
-threads, and the `Run` it returns is how the host writes, reads, waits, pauses, saves and stops. Nobody waits for
+A ``Node`` updates every ``period`` seconds. ``Network`` and ``Group`` put nodes together, ``run`` starts them in
+background threads, and the ``Run`` it returns is how the host writes, reads, waits, pauses, saves and stops. Nobody waits for
 anybody: a node reads what is there. All times are read from one timer, which can be paused, or be virtual.
 """
 

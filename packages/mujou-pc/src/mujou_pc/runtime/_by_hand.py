@@ -31,7 +31,7 @@ class ByHand:
         self._finish_if_stopping()
 
     def step(self, cells: Iterable[Cell], dt: float) -> None:
-        """Move the timer by `dt` seconds and update these nodes, in this order."""
+        """Move the timer by ``dt`` seconds and update these nodes, in this order."""
         self._refuse_if_held()
         self._timer.advance(dt)
         self._schedule = None

@@ -23,11 +23,11 @@ class Engine(Protocol):
         ...
 
     def hold(self) -> None:
-        """Let the updates in progress finish and begin no other, until `release`. Calls nest."""
+        """Let the updates in progress finish and begin no other, until ``release``. Calls nest."""
         ...
 
     def release(self) -> None:
-        """Take back one `hold`."""
+        """Take back one ``hold``."""
         ...
 
     def reschedule(self) -> None:
@@ -39,7 +39,7 @@ class Engine(Protocol):
         ...
 
     def stop(self, timeout: float) -> None:
-        """End the run: see `Run.stop`."""
+        """End the run: see ``Run.stop``."""
         ...
 
     @property

@@ -14,11 +14,11 @@ class SpecError(TypeError, ValueError):
 class NetworkError(RuntimeError):
     """A hook of a node raised, so the whole run stopped.
 
-    The exception of the hook is the `__cause__`.
+    The exception of the hook is the ``__cause__``.
 
     Args:
-        node: path of the node in the network, such as `"layer0"`.
-        hook: name of the hook that raised, such as `"on_update"`.
+        node: path of the node in the network, such as ``"layer0"``.
+        hook: name of the hook that raised, such as ``"on_update"``.
         cause: what it raised.
     """
 
@@ -33,11 +33,11 @@ class NetworkError(RuntimeError):
 
 
 class StuckError(TimeoutError):
-    """`stop` waited its whole timeout and some hooks had still not returned.
+    """``stop`` waited its whole timeout and some hooks had still not returned.
 
     Args:
         nodes: for each stuck node its path and the hook it is in.
-        timeout: how long `stop` waited, in seconds.
+        timeout: how long ``stop`` waited, in seconds.
     """
 
     def __init__(self, nodes: dict[str, str], timeout: float) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle:
-    """The nodes and channels of one run, and how far they are. `on_failure` is called when a hook raised.
+    """The nodes and channels of one run, and how far they are. ``on_failure`` is called when a hook raised.
 
     Args:
         root: the network to run; its open ports are joined to the host.
@@ -67,7 +67,7 @@ class Lifecycle:
             channel.detach()
 
     def start(self) -> None:
-        """Call `on_start` of every node; a failure ends the run."""
+        """Call ``on_start`` of every node; a failure ends the run."""
         for cell in self.cells:
             if not self.call(cell, "on_start"):
                 return
@@ -92,7 +92,7 @@ class Lifecycle:
         return True
 
     def end(self, cells: list[Cell]) -> None:
-        """Call `on_stop` of those nodes that have not ended yet."""
+        """Call ``on_stop`` of those nodes that have not ended yet."""
         for cell in cells:
             if self._claim_end(cell):
                 self.call(cell, "on_stop")

@@ -22,7 +22,7 @@ class Network:
             the host's to read and write.
 
     Raises:
-        WiringError: a `Port` is neither joined nor shown, or is joined twice; two ends do not fit; a name is taken or
+        WiringError: a ``Port`` is neither joined nor shown, or is joined twice; two ends do not fit; a name is taken or
             not a plain name; a node is in two networks; two nodes share a module or a weight. The ends are named.
     """
 
@@ -55,13 +55,13 @@ class Network:
 
 
 class Group:
-    """Parts side by side, joined by nothing. It shows every open port of its parts, as `part.port`.
+    """Parts side by side, joined by nothing. It shows every open port of its parts, as ``part.port``.
 
     Args:
         parts: nodes, networks and groups by name.
 
     Raises:
-        WiringError: as `Network`.
+        WiringError: as ``Network``.
     """
 
     def __init__(self, parts: Mapping[str, "Part"]) -> None:
@@ -76,7 +76,7 @@ Part = Node | Network | Group
 
 
 def walk(part: Part, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every node of `part` with its path, in the order they were given."""
+    """Every node of ``part`` with its path, in the order they were given."""
     if isinstance(part, Node):
         yield path, part
         return
@@ -85,7 +85,7 @@ def walk(part: Part, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def channels(part: Part, path: str = "") -> Iterator[tuple[str, Channel]]:
-    """Every channel of `part` with a name of its own."""
+    """Every channel of ``part`` with a name of its own."""
     if isinstance(part, Node):
         return
     prefix = f"{path}." if path else ""
@@ -96,7 +96,7 @@ def channels(part: Part, path: str = "") -> Iterator[tuple[str, Channel]]:
 
 
 def open_ports(part: Part) -> Mapping[str, AnyPort]:
-    """The ports of `part` that are not joined inside it, by name."""
+    """The ports of ``part`` that are not joined inside it, by name."""
     return part.ports() if isinstance(part, Node) else part.open_ports
 
 

@@ -14,16 +14,16 @@ __all__ = ["Node"]
 
 
 class Node:
-    """Something that updates itself every `period` seconds and talks to others through its ports.
+    """Something that updates itself every ``period`` seconds and talks to others through its ports.
 
-    Make the ports in `__init__` and keep them in attributes. Attributes that are `Stateful` or `torch.nn.Module`, and
-    tensors given to `register_state`, are the state of the node. A hook that raises stops the whole run.
+    Make the ports in ``__init__`` and keep them in attributes. Attributes that are ``Stateful`` or
+    ``torch.nn.Module``, and tensors given to ``register_state``, are the state of the node. A hook that raises stops the whole run.
 
     Args:
         period: seconds between two updates.
 
     Raises:
-        ValueError: `period` is not finite and at least a nanosecond.
+        ValueError: ``period`` is not finite and at least a nanosecond.
     """
 
     def __init__(self, *, period: float) -> None:
@@ -38,7 +38,7 @@ class Node:
         """Called once, before the first update of any node."""
 
     def on_update(self, dt: float) -> None:
-        """One update, `dt` seconds of the run's timer after the one before (the first: after the start)."""
+        """One update, ``dt`` seconds of the run's timer after the one before (the first: after the start)."""
 
     def on_pause(self) -> None:
         """Called when the run was paused; no node is in an update."""
@@ -47,10 +47,10 @@ class Node:
         """Called when the run is about to go on."""
 
     def on_exception(self, exc: BaseException) -> None:
-        """Called when another hook of this node raised `exc`, in place of `on_stop`. The run stops."""
+        """Called when another hook of this node raised ``exc``, in place of ``on_stop``. The run stops."""
 
     def on_stop(self) -> None:
-        """Called once at the end, also when another node failed (then even if `on_start` was never reached)."""
+        """Called once at the end, also when another node failed (then even if ``on_start`` was never reached)."""
 
     @property
     def timer(self) -> Timer:
@@ -64,14 +64,14 @@ class Node:
         return self._timer
 
     def register_state(self, name: str, tensor: Tensor) -> Tensor:
-        """Make the tensor in the attribute `name` part of the node's state.
+        """Make the tensor in the attribute ``name`` part of the node's state.
 
         Args:
             name: the attribute, set by this call.
             tensor: its value; write into it in place or rebind the attribute.
 
         Returns:
-            `tensor`.
+            ``tensor``.
         """
         self._registered += (name,)
         setattr(self, name, tensor)
@@ -83,10 +83,10 @@ class Node:
         return state | {name: getattr(self, name) for name in self._registered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`, in place: tensors keep their identity, dtype and device.
+        """Take over ``state``, in place: tensors keep their identity, dtype and device.
 
         Raises:
-            ValueError: `state` has other keys or shapes.
+            ValueError: ``state`` has other keys or shapes.
         """
         check_same_keys(self.state_dict(), state, type(self).__name__)
         for name, value in state.items():

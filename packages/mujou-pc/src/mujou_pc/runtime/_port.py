@@ -18,7 +18,7 @@ class Message(NamedTuple):
 
     Args:
         value: the frozen message.
-        time: the moment it was sent; `Timestamp(ns=0)` when nothing was sent yet.
+        time: the moment it was sent; ``Timestamp(ns=0)`` when nothing was sent yet.
     """
 
     value: Any
@@ -54,7 +54,7 @@ class Slot:
 
 
 class _End(Generic[Received, Sent]):
-    """What `Port` and `MultiPort` have in common: the specs, and slots in and out for each peer."""
+    """What ``Port`` and ``MultiPort`` have in common: the specs, and slots in and out for each peer."""
 
     _now: Callable[[], Timestamp] | None
 
@@ -71,10 +71,10 @@ class _End(Generic[Received, Sent]):
         return f"<{type(self).__name__} {self.name} receives={self.receives} sends={self.sends}>"
 
     def send(self, value: Sent) -> None:
-        """Send `value` to every peer, in place of what was sent before.
+        """Send ``value`` to every peer, in place of what was sent before.
 
         Raises:
-            SpecError: `value` does not fit `sends`.
+            SpecError: ``value`` does not fit ``sends``.
             RuntimeError: the port sends nothing, or its node is not in a run.
         """
         if self.sends is None:
@@ -130,7 +130,7 @@ class Channel:
     """Joins two ports, in both directions.
 
     Raises:
-        WiringError: one end sends what the other does not receive, or is a `Port` that has a peer already.
+        WiringError: one end sends what the other does not receive, or is a ``Port`` that has a peer already.
     """
 
     def __init__(self, first: AnyPort, second: AnyPort) -> None:

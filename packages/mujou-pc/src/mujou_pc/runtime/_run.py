@@ -33,13 +33,13 @@ def run(root: Part, *, workers: int | None = None, timer: Timer | None = None) -
         root: a node, network or group. Its open ports are the host's to write and read.
         workers: number of threads; by default one for each node, at most one for each core. Each has its share of the
             cores as torch's intra-op threads.
-        timer: the timer of the run; a `RealTimer` by default.
+        timer: the timer of the run; a ``RealTimer`` by default.
 
     Returns:
         The handle of the run; as a context manager it stops at the end of the block.
 
     Raises:
-        NetworkError: an `on_start` raised.
+        NetworkError: an ``on_start`` raised.
         RuntimeError: a node is in another run.
     """
     lives = Lifecycle(root, timer or RealTimer())
@@ -49,10 +49,10 @@ def run(root: Part, *, workers: int | None = None, timer: Timer | None = None) -
 
 
 class Run:
-    """The handle of a run. Made by `run` and `mujou_pc.testing.run`.
+    """The handle of a run. Made by ``run`` and ``mujou_pc.testing.run``.
 
     Every method may be called from any thread of the host. Once a node has failed, a call that waits raises
-    `NetworkError`.
+    ``NetworkError``.
 
     Args:
         lives: the nodes.
@@ -97,13 +97,13 @@ class Run:
         return self._lives.open_ports
 
     def write(self, port: AnyPort, value: Any) -> Timestamp:
-        """Write `value` to an open port of the root, in place of what was written before.
+        """Write ``value`` to an open port of the root, in place of what was written before.
 
         Returns:
             The moment of the write. No two writes have the same.
 
         Raises:
-            SpecError: `value` does not fit the port; for another batch size it names both shapes.
+            SpecError: ``value`` does not fit the port; for another batch size it names both shapes.
             NetworkError: a node failed.
         """
         self._raise_failure()
@@ -135,21 +135,21 @@ class Run:
         return slot.message.value
 
     def wait(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Block until `condition()` is true. It is looked at after updates, and in the thread of the caller.
+        """Block until ``condition()`` is true. It is looked at after updates, and in the thread of the caller.
 
         Args:
             condition: a function without arguments.
-            timeout: seconds, as in `read`.
+            timeout: seconds, as in ``read``.
 
         Raises:
-            TimeoutError: it was not true within `timeout`, or when the run ended.
+            TimeoutError: it was not true within ``timeout``, or when the run ended.
             NetworkError: a node failed.
         """
         if not self._wait(condition, timeout):
             raise TimeoutError(f"the condition did not hold within {timeout} s, or before the run ended")
 
     def sleep(self, seconds: float) -> None:
-        """Let the run go on for `seconds` of its timer.
+        """Let the run go on for ``seconds`` of its timer.
 
         Raises:
             NetworkError: a node failed.
@@ -180,10 +180,10 @@ class Run:
         return subscription
 
     def pause(self) -> None:
-        """Let the updates in progress finish, stop the timer, and call every `on_pause`. Twice is once.
+        """Let the updates in progress finish, stop the timer, and call every ``on_pause``. Twice is once.
 
         Raises:
-            NetworkError: an `on_pause` raised.
+            NetworkError: an ``on_pause`` raised.
             RuntimeError: called from inside a hook.
         """
         self._lives.refuse_in_hook("pause()")
@@ -196,10 +196,10 @@ class Run:
             self._call_all("on_pause")
 
     def resume(self) -> None:
-        """Call every `on_resume` and go on from the moment of the pause.
+        """Call every ``on_resume`` and go on from the moment of the pause.
 
         Raises:
-            NetworkError: an `on_resume` raised.
+            NetworkError: an ``on_resume`` raised.
             RuntimeError: called from inside a hook.
         """
         self._lives.refuse_in_hook("resume()")
@@ -212,7 +212,7 @@ class Run:
             self._engine.release()
 
     def stop(self, timeout: float = STOP_PATIENCE_S) -> None:
-        """End the run: let the updates in progress finish and call every `on_stop`. Twice is once.
+        """End the run: let the updates in progress finish and call every ``on_stop``. Twice is once.
 
         From inside a hook it returns at once, and the run ends after that hook.
 
@@ -243,7 +243,7 @@ class Run:
         """Go on from a saved state: nodes, messages and due times, and the timer at the saved time.
 
         Raises:
-            ValueError: `state` is of another network; names the differing keys. Nothing was changed.
+            ValueError: ``state`` is of another network; names the differing keys. Nothing was changed.
         """
         with self._quiet("load_state_dict()"):
             check_same_keys(self._live_state(), state, "this network")

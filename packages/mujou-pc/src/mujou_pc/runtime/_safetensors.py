@@ -57,7 +57,7 @@ def read_safetensors(data: bytearray) -> tuple[dict[str, Tensor], dict[str, str]
     """The tensors and the text of a file's bytes.
 
     Raises:
-        ValueError: `data` is not a whole file of this format.
+        ValueError: ``data`` is not a whole file of this format.
     """
     try:
         size = int.from_bytes(data[:8], "little")

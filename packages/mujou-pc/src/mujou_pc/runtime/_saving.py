@@ -21,8 +21,8 @@ HEADER = "mujou_pc"
 def save(run: Run, path: str | os.PathLike[str]) -> None:
     """Save the state of a run, also in the middle of a stream.
 
-    The file appears whole or not at all: it is written beside `path` and then takes its name, so a crash leaves the old
-    one.
+    The file appears whole or not at all: it is written beside ``path`` and then takes its name, so a crash leaves
+    the old one.
 
     Args:
         run: the run; it stands still while its state is copied, and goes on while the file is written.
@@ -49,7 +49,7 @@ def load(run: Run, path: str | os.PathLike[str]) -> None:
 
     Args:
         run: a run of the same network; dtype and device may differ.
-        path: the file that `save` wrote.
+        path: the file that ``save`` wrote.
 
     Raises:
         ValueError: the file is of another network (names the differing keys), or is no such file. Nothing was changed.

@@ -56,7 +56,7 @@ class Schedule:
         self._heap: list[tuple[int, int, Cell]] = []
 
     def add(self, cell: Cell) -> None:
-        """Put a node back to wait until `cell.due_ns`."""
+        """Put a node back to wait until ``cell.due_ns``."""
         heapq.heappush(self._heap, (cell.due_ns, cell.index, cell))
 
     def first_due(self) -> int | None:

@@ -16,7 +16,7 @@ __all__ = ["BoolSpec", "DictSpec", "FloatSpec", "IntSpec", "Spec", "TensorSpec",
 
 
 class Misfit(Exception):
-    """A value does not fit a spec. Whoever knows the port makes a `SpecError` of it.
+    """A value does not fit a spec. Whoever knows the port makes a ``SpecError`` of it.
 
     Args:
         text: what is taken, what was given and the remedy.
@@ -30,10 +30,10 @@ class Misfit(Exception):
 
 
 def freeze(spec: "Spec", value: Any, where: str) -> Any:
-    """`spec.freeze(value)`, with the name of the port in the error.
+    """``spec.freeze(value)``, with the name of the port in the error.
 
     Raises:
-        SpecError: `value` does not fit.
+        SpecError: ``value`` does not fit.
     """
     try:
         return spec.freeze(value)
@@ -50,10 +50,10 @@ class Spec(ABC):
 
     @abstractmethod
     def freeze(self, value: Any) -> Any:
-        """`value` as it travels: checked, detached from any graph, out of reach of later in-place writes.
+        """``value`` as it travels: checked, detached from any graph, out of reach of later in-place writes.
 
         Raises:
-            Misfit: `value` does not fit.
+            Misfit: ``value`` does not fit.
         """
 
     @abstractmethod
@@ -167,7 +167,7 @@ class BoolSpec(_ScalarSpec):
 
 
 class TimestampSpec(_ScalarSpec):
-    """A `Timestamp`; `Timestamp(ns=0)` before the first message."""
+    """A ``Timestamp``; ``Timestamp(ns=0)`` before the first message."""
 
     def _type(self) -> Any:
         return Timestamp

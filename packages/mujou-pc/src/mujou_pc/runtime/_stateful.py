@@ -9,7 +9,7 @@ from torch import Tensor, nn
 __all__ = ["State", "Stateful", "check_same_keys", "clone_state", "flat_keys"]
 
 State = dict[str, Any]
-"""Strings to tensors, numbers, strings, `Timestamp`s or further such dicts."""
+"""Strings to tensors, numbers, strings, ``Timestamp``s or further such dicts."""
 
 
 class Stateful(ABC):
@@ -21,7 +21,7 @@ class Stateful(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`, writing into the tensors that are there."""
+        """Take over ``state``, writing into the tensors that are there."""
 
 
 def attribute_state(value: Any) -> State | None:
@@ -32,7 +32,7 @@ def attribute_state(value: Any) -> State | None:
 
 
 def clone_state(state: Any) -> Any:
-    """A copy of `state` that later updates do not change."""
+    """A copy of ``state`` that later updates do not change."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -41,7 +41,7 @@ def clone_state(state: Any) -> Any:
 
 
 def flat_keys(state: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every leaf of `state` by its path `a/b/c`, with the shape of a tensor or the type of another value."""
+    """Every leaf of ``state`` by its path ``a/b/c``, with the shape of a tensor or the type of another value."""
     leaves: dict[str, str] = {}
     for name, value in state.items():
         path = f"{prefix}{name}"

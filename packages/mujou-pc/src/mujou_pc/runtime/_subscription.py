@@ -9,9 +9,9 @@ __all__ = ["Subscription"]
 
 
 class Subscription:
-    """The messages a port sent since `Run.subscribe`, oldest first. Iterating ends when the run ends.
+    """The messages a port sent since ``Run.subscribe``, oldest first. Iterating ends when the run ends.
 
-    Nobody waits for a slow subscriber: beyond `maxlen` messages the oldest are dropped and counted in `dropped`.
+    Nobody waits for a slow subscriber: beyond ``maxlen`` messages the oldest are dropped and counted in ``dropped``.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Subscription:
         """The oldest message, waiting for one if there is none.
 
         Raises:
-            TimeoutError: none came within `timeout` seconds, or the run ended.
+            TimeoutError: none came within ``timeout`` seconds, or the run ended.
             NetworkError: a node failed.
         """
         if not self._wait(self._any, timeout):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["RealTimer", "Timer", "Timestamp", "VirtualTimer", "nanoseconds"]
 
 START_NS = 1_000_000_000
-"""Timers start at one second, so that `Timestamp(ns=0)` always means: before anything was written."""
+"""Timers start at one second, so that ``Timestamp(ns=0)`` always means: before anything was written."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -23,7 +23,7 @@ class Timestamp:
     ns: int
 
     def __sub__(self, other: "Timestamp") -> float:
-        """The seconds from `other` to this moment."""
+        """The seconds from ``other`` to this moment."""
         return (self.ns - other.ns) / 1e9
 
 
@@ -44,7 +44,7 @@ class Timer(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Stand still until `resume`. Pausing twice is pausing once."""
+        """Stand still until ``resume``. Pausing twice is pausing once."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -57,14 +57,14 @@ class Timer(ABC):
 
     @abstractmethod
     def set(self, moment: Timestamp) -> None:
-        """Go to `moment`, as when a saved run is loaded."""
+        """Go to ``moment``, as when a saved run is loaded."""
 
     @abstractmethod
     def wall_seconds_until(self, ns: int) -> float | None:
-        """Wall-clock seconds until the timer reads `ns`; None when it stands still."""
+        """Wall-clock seconds until the timer reads ``ns``; None when it stands still."""
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Call `listener` whenever the timer jumps, pauses or resumes; None ends it.
+        """Call ``listener`` whenever the timer jumps, pauses or resumes; None ends it.
 
         Raises:
             RuntimeError: another run listens.
@@ -117,7 +117,7 @@ class RealTimer(Timer):
 
 
 class VirtualTimer(Timer):
-    """A timer that moves only by `advance`: the same program gives the same run."""
+    """A timer that moves only by ``advance``: the same program gives the same run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,13 +128,13 @@ class VirtualTimer(Timer):
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds` (at least 0); a paused timer stays where it is."""
+        """Move on by ``seconds`` (at least 0); a paused timer stays where it is."""
         if seconds < 0:
             raise ValueError(f"a timer does not go back: advance({seconds}); give 0 or more seconds")
         self.advance_to(self._now.ns + nanoseconds(seconds))
 
     def advance_to(self, ns: int) -> None:
-        """Move on to `ns` nanoseconds, unless the timer is there already or is paused."""
+        """Move on to ``ns`` nanoseconds, unless the timer is there already or is paused."""
         if not self._paused and ns > self._now.ns:
             self._now = Timestamp(ns)
         self._changed()
