@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     import etp_ops
     import mujou_pc as pc
     from etp_algorithms import *
+    from etp_algorithms import functional as functional
     from etp_algorithms import oracle as oracle
     from etp_core import *
     from etp_core import testing as testing
     from etp_ops import *
     from etp_ops import nn as nn
 
-    __all__ = ["nn", "oracle", "pc", "testing"]
+    __all__ = ["functional", "nn", "oracle", "pc", "testing"]
     __all__ += etp_core.__all__
     __all__ += etp_ops.__all__
     __all__ += etp_algorithms.__all__

@@ -50,6 +50,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "etp_algorithms": (
         "CompilationError",
         "CompilationWarning",
+        "ControlFlowPolicy",
         "D_RTRL",
         "Diagnostic",
         "DiagnosticKind",
@@ -73,6 +74,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 MODULES: dict[str, str] = {
+    "functional": "etp_algorithms.functional",
     "nn": "etp_ops.nn",
     "oracle": "etp_algorithms.oracle",
     "pc": "mujou_pc",
