@@ -1,7 +1,7 @@
 """The learner: a model, its traces, and the gradient that both give."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import brainstate
@@ -12,10 +12,12 @@ from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_
 from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
+from etp_algorithms._compiler._relations import link_key
+from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._engine import TraceAlgorithm, evaluate_operands, run_window
 from etp_algorithms._fold import Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._inputs import split_arguments
-from etp_algorithms._report import TrustReport, bytes_of, make_report
+from etp_algorithms._report import ParameterReport, TrustReport
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "VjpMethod"]
@@ -127,7 +129,26 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def report(self) -> TrustReport:
         """What each parameter's gradient contains and costs."""
         captured, graph, _, traces = self._compiled()
-        return make_report(self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics))
+        sizes = {key: _bytes_of(value) for key, value in self.algorithm.by_link(traces.value).items()}
+        return TrustReport(
+            algorithm=self.algorithm.name,
+            parameters=tuple(self._report_row(graph, verdict, sizes) for verdict in graph.trust),
+            trace_bytes=_bytes_of(traces.value),
+            diagnostics=(*captured.diagnostics, *graph.diagnostics),
+        )
+
+    def _report_row(self, graph: TraceGraph, verdict: ParameterTrust, sizes: Mapping[str, int]) -> ParameterReport:
+        relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
+        links = [(relation, link) for relation in relations for link in relation.links]
+        trust = self.algorithm.grade(verdict.trust) if relations else verdict.trust
+        return ParameterReport(
+            name=verdict.name,
+            trust=trust,
+            operators=tuple(relation.primitive.name for relation in relations),
+            groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for _, link in links)),
+            trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
+            reasons=verdict.reasons,
+        )
 
     def update(self, *args: Any) -> Any:
         """Run one step, or the steps of the :class:`MultiStepData` among ``args``.
@@ -199,7 +220,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         captured, graph, _, traces = self._compiled()
         tape = Tape(graph, *_read_states(captured), list(captured.argument_avals))
         length = jax.tree.leaves(timed)[0].shape[0]
-        size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), self.memory_limit)
+        size = steps_per_fold(length, tape.bytes_per_step, _bytes_of(traces.value), self.memory_limit)
 
         def counted(gate: Any, slices: Any) -> Any:
             tape.rewind()
@@ -329,3 +350,7 @@ def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:
         return total
     old, tree = jax.tree.flatten(total)
     return jax.tree.unflatten(tree, [a + b for a, b in zip(old, leaves, strict=True)])
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,6 +1,6 @@
 """Capture: stage one ``update`` of a brainstate module to a step program. The only pass that knows brainstate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import brainstate
@@ -64,6 +64,21 @@ class CapturedModel:
     argument_avals: tuple[jax.ShapeDtypeStruct, ...]
     output_tree: Any
     diagnostics: tuple[Diagnostic, ...]
+
+    def follow(self, model: brainstate.nn.Module) -> "CapturedModel":
+        """The same for the states that ``model`` holds now: to initialise a model again may make new ones."""
+        now = model.states()
+        if all(now.get(slot.path, slot.state) is slot.state for slot in self._slots):
+            return self
+
+        def bound(slots: tuple[StateSlot, ...]) -> tuple[StateSlot, ...]:
+            return tuple(replace(slot, state=now.get(slot.path, slot.state)) for slot in slots)
+
+        return replace(self, parameters=bound(self.parameters), hidden=bound(self.hidden), others=bound(self.others))
+
+    @property
+    def _slots(self) -> tuple[StateSlot, ...]:
+        return (*self.parameters, *self.hidden, *self.others)
 
 
 def capture_module(model: brainstate.nn.Module, *args: Any) -> CapturedModel:
