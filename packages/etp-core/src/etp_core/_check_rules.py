@@ -30,7 +30,7 @@ def check_etp_rules(subject: Subject) -> None:
         if kind.required:
             subject.primitive.require_rule(kind.name, "check_primitive")
     checks = (_check_xy_to_dw, _check_pp_input, _check_init_pp, _check_init_drtrl, _check_instant, _check_dt_to_t)
-    for check in (*checks, _check_solve, _check_fast_path):
+    for check in (*checks, _check_window, _check_solve, _check_fast_path):
         check(subject)
 
 
@@ -153,6 +153,16 @@ def _check_dt_to_t(subject: Subject) -> None:
     claim = f"dt_to_t(g, {name}(x, f)) = {name}(x, g·f), nothing but the factor,"
     got = subject.call("dt_to_t", g, _instant(subject, f))
     subject.same("dt_to_t", claim, got, _instant(subject, g * f))
+
+
+def _check_window(subject: Subject) -> None:
+    if subject.primitive.rule("window") is None:
+        return
+    steps = jnp.stack([subject.draw(subject.y) for _ in range(3)])
+    xs = None if subject.x is None else jnp.stack([subject.x] * 3)
+    terms = [_instant(subject, f) for f in steps]
+    expected = jax.tree.map(lambda *parts: jnp.stack(parts).sum(0), *terms)
+    subject.same("window", "the sum of instant over time", subject.call("window", xs, steps, subject.weights), expected)
 
 
 def _check_solve(subject: Subject) -> None:

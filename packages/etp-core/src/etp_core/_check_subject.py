@@ -10,6 +10,7 @@ import numpy as np
 
 from etp_core._errors import RuleCheckError
 from etp_core._primitive import ETPPrimitive
+from etp_core._rules import RULES
 
 __all__ = ["Subject", "relative_tolerance", "subject_of"]
 
@@ -66,7 +67,7 @@ class Subject:
         values = self._rng.uniform(0.5, 1.5, shape) * self._rng.choice([-1.0, 1.0], shape)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             values = values + 1j * self._rng.uniform(0.5, 1.5, shape)
-        return jnp.asarray(values).astype(dtype)
+        return jnp.asarray(values.astype(dtype))
 
     def call(self, rule: str, *args: Any) -> Any:
         """The registered rule of this kind, applied with the static parameters; its own errors name it."""
@@ -119,7 +120,7 @@ class Subject:
         )
 
 
-_RULE_NAMES = frozenset(("dt_to_t", "xy_to_dw", "init_drtrl", "init_pp", "instant", "solve", "pp_input"))
+_RULE_NAMES = frozenset(RULES)
 
 
 def subject_of(primitive: ETPPrimitive, operands: tuple[Any, ...], static: Mapping[str, Any]) -> Subject:
