@@ -155,15 +155,19 @@ def make_train_step(model, algorithm, optimizer, x0, options):
 
         at_the_end = jnp.arange(len(x)) == len(x) - 1
         gradient, losses, logits = learner.etrace_grad(
-            x, step_fn=step, mask=at_the_end, weights=weights, has_aux=True, return_value=True
+            x,
+            step_fn=step,
+            mask=at_the_end,
+            weights=weights,
+            has_aux=True,
+            return_value=True,
+            complete_sequence=True,
         )
         return gradient, losses[-1], logits[-1]
 
     def train_step(x, y):
         for path, state in hidden.items():
             state.value = first[path]
-        if learner is not None:
-            learner.reset_state()
         gradient, loss, logits = gradients(x, y)
         values = {path: s.value for path, s in weights.items()}
         updates, memory.value = optimizer.update(dict(gradient), memory.value, values)

@@ -108,6 +108,7 @@ class TraceAlgorithm(Protocol):
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """The sum of the gradients of all ``steps``, each a window of its own, and the traces after them.
 
+        With None for ``traces`` they are zero at the start and not asked for at the end; None is returned.
         Equal to solving and rolling step by step. The gradients are of the operands of every marked operator
         and contain what passes within a step.
         """

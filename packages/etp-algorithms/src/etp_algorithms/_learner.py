@@ -1,7 +1,7 @@
 """The learner: a model, its traces, and the gradient that both give."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import brainstate
@@ -12,12 +12,10 @@ from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_
 from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._compiler._relations import link_key
-from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._engine import TraceAlgorithm, evaluate_operands, run_window
 from etp_algorithms._fold import Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._inputs import split_arguments
-from etp_algorithms._report import ParameterReport, TrustReport
+from etp_algorithms._report import TrustReport, bytes_of, make_report
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "VjpMethod"]
@@ -129,26 +127,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def report(self) -> TrustReport:
         """What each parameter's gradient contains and costs."""
         captured, graph, _, traces = self._compiled()
-        sizes = {key: _bytes_of(value) for key, value in self.algorithm.by_link(traces.value).items()}
-        return TrustReport(
-            algorithm=self.algorithm.name,
-            parameters=tuple(self._report_row(graph, verdict, sizes) for verdict in graph.trust),
-            trace_bytes=_bytes_of(traces.value),
-            diagnostics=(*captured.diagnostics, *graph.diagnostics),
-        )
-
-    def _report_row(self, graph: TraceGraph, verdict: ParameterTrust, sizes: Mapping[str, int]) -> ParameterReport:
-        relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
-        links = [(relation, link) for relation in relations for link in relation.links]
-        trust = self.algorithm.grade(verdict.trust) if relations else verdict.trust
-        return ParameterReport(
-            name=verdict.name,
-            trust=trust,
-            operators=tuple(relation.primitive.name for relation in relations),
-            groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for _, link in links)),
-            trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
-            reasons=verdict.reasons,
-        )
+        return make_report(self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics))
 
     def update(self, *args: Any) -> Any:
         """Run one step, or the steps of the :class:`MultiStepData` among ``args``.
@@ -205,7 +184,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         return jax.tree.unflatten(captured.output_tree, outputs)
 
     def fold_gradients(
-        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]
+        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State], complete: bool
     ) -> tuple[list[Any], Any, Any]:
         """The gradients of single steps, summed over a known sequence, from recorded steps.
 
@@ -213,6 +192,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             loss_of: ``(gate, slices) -> (loss, (losses, aux))``; it runs the learner exactly once.
             timed: a pair of gates and slices, time leading.
             states: the states to differentiate.
+            complete: the traces are zero before the sequence and are not needed after it.
 
         Returns:
             The gradients of ``states``, the losses and the aux, stacked over time.
@@ -220,7 +200,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         captured, graph, _, traces = self._compiled()
         tape = Tape(graph, *_read_states(captured), list(captured.argument_avals))
         length = jax.tree.leaves(timed)[0].shape[0]
-        size = steps_per_fold(length, tape.bytes_per_step, _bytes_of(traces.value), self.memory_limit)
+        size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), self.memory_limit)
 
         def counted(gate: Any, slices: Any) -> Any:
             tape.rewind()
@@ -239,7 +219,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             parameters = _read(captured.parameters, captured.step.parameters)
             operands = evaluate_operands(graph, parameters)
             steps = tape.folded(*recorded)
-            cotangents, traces.value = self.algorithm.fold(graph, traces.value, steps, operands)
+            alone = complete and size == length
+            cotangents, rolled = self.algorithm.fold(graph, None if alone else traces.value, steps, operands)
+            traces.value = traces.value if rolled is None else rolled
             pulled = iter(pull_operands(graph, parameters, cotangents))
             folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
             return [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)], (losses, aux)
@@ -350,7 +332,3 @@ def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:
         return total
     old, tree = jax.tree.flatten(total)
     return jax.tree.unflatten(tree, [a + b for a, b in zip(old, leaves, strict=True)])
-
-
-def _bytes_of(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -18,6 +18,7 @@ class SequenceDrivers:
     kernels: Literal["auto", "reference"]
     param_states: Any
     update: Callable[..., Any]
+    reset_state: Callable[..., None]
     fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
 
     def etrace_grad(
@@ -31,6 +32,7 @@ class SequenceDrivers:
         loss_output: Literal["per_step", "masked", "scalar"] = "per_step",
         has_aux: bool = False,
         return_value: bool = False,
+        complete_sequence: bool = False,
     ) -> Any:
         """The gradient over a sequence, learned forward in time.
 
@@ -49,6 +51,8 @@ class SequenceDrivers:
             loss_output: the losses per step, the losses times the mask, or their reduction as one scalar.
             has_aux: ``step_fn`` returns ``(loss, aux)``.
             return_value: return the losses too.
+            complete_sequence: the sequence stands alone: the traces are zero before it and after it. A sequence that
+                fits into ``memory_limit`` then needs no trace at all. Reset the model's states yourself.
 
         Returns:
             ``gradients``, then the losses if ``return_value``, then the stacked aux if ``has_aux``.
@@ -80,10 +84,14 @@ class SequenceDrivers:
             return jnp.sum(losses * gate), (losses, aux)
 
         timed, slots = (gates, sequences), list(states.values())
+        if complete_sequence:
+            self.reset_state()
         if chunk is None and self.kernels == "auto":
-            total, losses, aux = self.fold_gradients(loss_of, timed, slots)
+            total, losses, aux = self.fold_gradients(loss_of, timed, slots, complete_sequence)
         else:
             total, losses, aux = _add_gradients(loss_of, _chunked(timed, chunk), slots)
+        if complete_sequence:
+            self.reset_state()
         total = dict(zip(states, total, strict=True))
         losses = losses.reshape(length)
         scale = 1.0 / jnp.maximum(gates.sum(), 1.0) if reduction == "mean" else 1.0

@@ -133,6 +133,8 @@ class ParamDimTraces:
                     if df is not None:
                         cotangent = cotangent + _meet(link.layout, df, credit)
             gradients.append(pull_sequence(operator, values.xs[o], cotangent, operands[o]))
+        if traces is None:
+            return tuple(gradients), None
         entry = tuple(
             tuple(s[0] for s in signal) if swept is None or swept.entry is None else swept.entry
             for signal, swept in zip(steps.signals, sweeps, strict=True)

@@ -163,7 +163,8 @@ class FactorisedTraces:
             factors = [self._factors(graph, relation, old, signals) for relation in graph.hidden_param_op_relations]
             return self.roll(graph, old, values, operands), factors
 
-        traces, factors = jax.lax.scan(forward, traces, (steps.values, steps.signals))
+        start = self.init(graph) if traces is None else traces
+        rolled, factors = jax.lax.scan(forward, start, (steps.values, steps.signals))
         gradients = []
         for o, operator in enumerate(graph.operators):
             xs, drives = steps.values.xs[o], steps.drives[o]
@@ -173,7 +174,7 @@ class FactorisedTraces:
                     xs = jnp.concatenate([self._view_sequence(operator, xs, operands[o]).astype(x.dtype), x])
                 drives = jnp.concatenate([drives, g])
             gradients.append(pull_sequence(operator, xs, drives, operands[o]))
-        return tuple(gradients), traces
+        return tuple(gradients), None if traces is None else rolled
 
     def _factors(
         self, graph: TraceGraph, relation: HiddenParamOpRelation, traces: Any, signals: Signals

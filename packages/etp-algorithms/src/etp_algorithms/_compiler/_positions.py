@@ -130,6 +130,10 @@ class PositionAnalysis:
                 stack += [v for v in self.equations[n].inputs if isinstance(v, Variable) and v not in stop]
         return [self.equations[n] for n in sorted(found)]
 
+    def readers(self, variables: Iterable[Variable]) -> list[Equation]:
+        """The equations, in order, that read any of ``variables``."""
+        return [self.equations[n] for n in sorted({n for v in variables for n in self._readers.get(v, ())})]
+
     def reach(
         self, sources: Iterable[Variable], *, boundary: Boundary = lambda _: False, cuts: Cuts | None = None
     ) -> set[Variable]:

@@ -17,7 +17,7 @@ from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_w
 from etp_algorithms._compiler._positions import MIXED, NONE, Labels, PositionAnalysis, join_labels
 from etp_algorithms._compiler._program import StepProgram
 from etp_core import ETPPrimitive
-from etp_core.jaxpr import Atom, Equation, Variable, needed
+from etp_core.jaxpr import Atom, Equation, Variable
 
 BEHIND_WEIGHT = "it reaches hidden states only through another marked weight"
 NOT_TEMPORAL = "it reaches no hidden state"
@@ -172,10 +172,12 @@ def find_relations(
     others: list[tuple[Equation, dict[str, Operand]]] = []
     untraced: dict[Equation, str] = {}
     diagnostics: list[Diagnostic] = []
+    numbers = {leaf.input: n for n, leaf in enumerate(step.parameters)}
+    ends = analysis.influences(leaf.output for group in groups for leaf in group.leaves)
     for equation in step.equations:
         if not isinstance(equation.primitive, ETPPrimitive):
             continue
-        operands = _find_operands(step, equation)
+        operands = _find_operands(analysis, numbers, equation)
         if not any(operand.parameters for operand in operands.values()):
             untraced[equation] = "its weight is not a function of parameters alone"
             diagnostics.append(_not_a_parameter(equation))
@@ -188,20 +190,21 @@ def find_relations(
             continue
         if equation.primitive.rule("xy_to_dw") is not None:
             others.append((equation, operands))
-        untraced[equation] = _why_untraced(analysis, equation, groups, refused)
+        untraced[equation] = _why_untraced(analysis, equation, groups, refused, ends)
         if untraced[equation] == BEHIND_WEIGHT:
             diagnostics.append(_behind_weight(step, equation, operands))
     relations += [HiddenParamOpRelation(len(relations) + n, *other, links=()) for n, other in enumerate(others)]
     return tuple(relations), untraced, tuple(diagnostics)
 
 
-def _find_operands(step: StepProgram, equation: Equation) -> dict[str, Operand]:
+def _find_operands(
+    analysis: PositionAnalysis, numbers: Mapping[Variable, int], equation: Equation
+) -> dict[str, Operand]:
     assert isinstance(equation.primitive, ETPPrimitive)
-    numbers = {leaf.input: n for n, leaf in enumerate(step.parameters)}
     operands = {}
     for key, k in equation.primitive.trainable_invars(equation.params).items():
         atom = equation.inputs[k]
-        equations = needed(step.equations, [atom])
+        equations = analysis.needed([atom])
         made = {v for e in equations for v in e.outputs}
         read = [v for e in equations for v in e.inputs if isinstance(v, Variable)] + [atom]
         sources = {v for v in read if isinstance(v, Variable)} - made
@@ -235,7 +238,11 @@ def _find_links(
 
 
 def _why_untraced(
-    analysis: PositionAnalysis, equation: Equation, groups: tuple[HiddenGroup, ...], refused: tuple[str, ...]
+    analysis: PositionAnalysis,
+    equation: Equation,
+    groups: tuple[HiddenGroup, ...],
+    refused: tuple[str, ...],
+    ends: set[Variable],
 ) -> str:
     if refused:
         return f"its output is mixed over positions on the way to {', '.join(refused)}"
@@ -243,8 +250,7 @@ def _why_untraced(
     cut = [leaf.name for g in groups for leaf in g.leaves if leaf.output in direct]
     if cut:
         return f"its way to {', '.join(cut)} is cut"
-    reach = analysis.reach(equation.outputs)
-    return BEHIND_WEIGHT if any(leaf.output in reach for g in groups for leaf in g.leaves) else NOT_TEMPORAL
+    return BEHIND_WEIGHT if any(v in ends for v in equation.outputs) else NOT_TEMPORAL
 
 
 def _find_layout(analysis: PositionAnalysis, y: Variable, group: HiddenGroup, space: PositionSpace) -> Layout | None:

@@ -14,7 +14,7 @@ from etp_algorithms._compiler._links import is_irreversible
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._program import StateLeaf, StepProgram
 from etp_algorithms._compiler._relations import NOT_TEMPORAL, HiddenParamOpRelation
-from etp_core.jaxpr import Equation, Variable, needed
+from etp_core.jaxpr import Atom, Equation, Variable
 
 __all__ = ["ParameterTrust", "Trust", "judge_parameters"]
 
@@ -93,27 +93,33 @@ class _Judge:
         spaces: Sequence[PositionSpace],
         relations: Sequence[HiddenParamOpRelation],
     ) -> None:
-        self._step, self._analysis, self._spaces = step, analysis, spaces
-        self._groups, self._relations = groups, relations
+        self._analysis, self._spaces = analysis, spaces
+        self._groups = groups
         results = [*step.outputs, *(leaf.output for leaf in step.memories)]
-        read = {v for e in needed(step.equations, results) for v in e.inputs} | set(results)
+        read = {v for e in analysis.needed(results) for v in e.inputs} | set(results)
         self._live = [leaf for leaf in step.memories if leaf.input in read]
+        self._ending: dict[Atom, list[int]] = {}
+        for n, leaf in enumerate(self._live):
+            self._ending.setdefault(leaf.output, []).append(n)
+        self._remembered = analysis.influences(leaf.output for leaf in self._live)
+        self._used = analysis.influences(results)
+        self._space_of = {leaf: n for n, space in enumerate(spaces) for leaf in space.leaves}
+        self._tracing: dict[int, list[HiddenParamOpRelation]] = {}
+        for r in relations:
+            for number in sorted({n for o in r.operands.values() for n in o.parameters}):
+                self._tracing.setdefault(number, []).append(r)
         self._group_leaks = [self._leaks([leaf.input for leaf in g.leaves], {g.index}) for g in groups]
 
     def verdict(self, number: int, leaf: StateLeaf, untraced: Mapping[Equation, str]) -> ParameterTrust:
-        reach = self._analysis.reach([leaf.input])
-        remembered = [m for m in self._live if m.output in reach]
-        if not remembered:
-            used = any(atom in reach for atom in self._step.outputs) or any(
-                m.output in reach for m in self._step.memories
-            )
+        if leaf.input not in self._remembered:
+            used = leaf.input in self._used
             trust, reason = (
                 (Trust.EXACT, "no later step depends on it") if used else (Trust.UNUSED, "no output depends on it")
             )
             return ParameterTrust(leaf.path, trust, (reason,), ())
-        traced = [r for r in self._relations if any(number in o.parameters for o in r.operands.values())]
+        traced = self._tracing.get(number, [])
         if not traced:
-            return ParameterTrust(leaf.path, Trust.WINDOW, self._why_untraced(leaf, reach, untraced), ())
+            return ParameterTrust(leaf.path, Trust.WINDOW, self._why_untraced(leaf, untraced), ())
         leaks = [
             leak
             for relation in traced
@@ -126,7 +132,8 @@ class _Judge:
         trust = Trust.DIAGONAL if leaks else Trust.EXACT
         return ParameterTrust(leaf.path, trust, _sentences(leaks), tuple(r.index for r in traced))
 
-    def _why_untraced(self, leaf: StateLeaf, reach: set[Variable], untraced: Mapping[Equation, str]) -> tuple[str, ...]:
+    def _why_untraced(self, leaf: StateLeaf, untraced: Mapping[Equation, str]) -> tuple[str, ...]:
+        reach = self._analysis.reach([leaf.input])
         reasons = dict.fromkeys(
             f"{reason} ({equation.primitive.name}, {equation.place})"
             for equation, reason in untraced.items()
@@ -144,9 +151,7 @@ class _Judge:
             for r in traced
         }
         reach = self._analysis.reach([leaf.input], cuts=cuts)
-        return [
-            _Leak("also reaches a state past its marked operators", m.name) for m in self._live if m.output in reach
-        ]
+        return [_Leak("also reaches a state past its marked operators", m.name) for m in self._ends_among(reach)]
 
     def _leaks(self, sources: list[Variable], captured: set[int]) -> list[_Leak]:
         """The ways in which ``sources`` influence later steps that the traces of ``captured`` groups leave out."""
@@ -156,24 +161,25 @@ class _Judge:
         for number in sorted(followed) or [None]:
             cuts = self._spaces[number].cuts if number is not None else {}
             direct = self._analysis.reach(sources, boundary=bears_weight, cuts=cuts)
-            for m in self._live:
-                in_space = number is not None and m in self._spaces[number].leaves
-                if m not in leaves and m.output in direct and (in_space or not self._in_spaces(m, followed)):
+            for m in self._ends_among(direct):
+                space = self._space_of.get(m)
+                if m not in leaves and (space == number or space not in followed):
                     leaks.append(_Leak("flows into a state outside its group", m.name))
-            for equation, operands in cuts.items():
-                if any(equation.inputs[k] in direct for k in operands) and self._survives(equation.outputs):
+            touched = self._analysis.readers(direct)
+            for equation in touched:
+                mixing = any(equation.inputs[k] in direct for k in cuts.get(equation, ()))
+                if mixing and self._survives(equation.outputs):
                     what = "has no reverse derivative" if is_irreversible(equation) else "mixes positions"
                     leaks.append(_Leak(f"{equation.primitive.name} {what}", equation.place))
-            for equation in self._step.equations:
-                crossed = bears_weight(equation) and any(a in direct for a in equation.inputs)
-                if crossed and self._survives(equation.outputs):
+            for equation in touched:
+                if bears_weight(equation) and self._survives(equation.outputs):
                     leaks.append(_Leak(f"recurrence through {equation.primitive.name} is cut", equation.place))
         return leaks
 
-    def _in_spaces(self, leaf: StateLeaf, numbers: Iterable[int]) -> bool:
-        return any(leaf in self._spaces[n].leaves for n in numbers)
+    def _ends_among(self, variables: Iterable[Variable]) -> list[StateLeaf]:
+        """The live memories whose new value is among ``variables``, in the model's order."""
+        return [self._live[n] for n in sorted({n for v in variables for n in self._ending.get(v, ())})]
 
     def _survives(self, variables: Iterable[Variable]) -> bool:
         """Whether a later step can depend on ``variables``."""
-        reach = self._analysis.reach(variables)
-        return any(m.output in reach for m in self._live)
+        return any(v in self._remembered for v in variables)
