@@ -271,6 +271,5 @@ def table():
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_enable_x64", True)
-    with brainstate.environ.context(precision=64, dt=0.5 * u.ms):
-        print(*table(), sep="\n")
+    brainstate.environ.set(precision=64, dt=0.5 * u.ms)
+    print(*table(), sep="\n")
