@@ -65,6 +65,11 @@ def instant(x, df, weights, *, scale=1.0, **_):
     return {**term, "bias": df} if "bias" in weights else term
 
 
+def window(x_seq, df_seq, weights, **static):
+    terms = [instant(x, df, weights, **static) for x, df in zip(x_seq, df_seq, strict=True)]
+    return jax.tree.map(lambda *leaves: sum(leaves), *terms)
+
+
 def solve(signal, trace, weights, **_):
     return {name: dt_to_t(signal, trace)[name].sum(0) for name in weights}
 
@@ -87,7 +92,7 @@ def check(primitive, *, scale=2.0):
 def test_the_right_primitive_passes_with_and_without_optional_rules():
     check(make())
     check(make(instant=instant))
-    check(make(instant=instant, solve=solve))
+    check(make(instant=instant, solve=solve, window=window))
 
 
 def test_the_primitive_of_the_tutorial_passes_as_written_at_scale_one():
@@ -171,6 +176,7 @@ WRONG_RULES = {
         (lambda *a: init_pp(*a).astype("float32"), "holds y's float64, got float32"),
     ],
     "instant": [(scaled(instant), "xy_to_dw"), (lambda x, df, w, **s: instant(x, df**2, w, **s), "linearity in df")],
+    "window": [(lambda x, df, w, **s: instant(x[0], df[0], w, **s), "the sum of instant over time")],
     "solve": [(scaled(solve), "xy_to_dw"), (lambda g, trace, w, **_: dt_to_t(g, trace), "of shape")],
 }
 CASES = [

@@ -233,11 +233,21 @@ def register_primitive(
     primitive.x_invar_index = x_invar_index
     primitive.y_outvar_index = y_outvar_index
     primitive._trainable_invars_fn = trainable_invars_fn
-    frame = sys._getframe(1)
-    primitive.defined_at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    primitive.defined_at = _caller()
     _derive.install(primitive)
     add_primitive(primitive, replace=replace)
     return primitive
+
+
+def _caller() -> str:
+    """File and line of the nearest frame that is neither ours nor a type checker's wrapper around us."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _WRAPPERS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_WRAPPERS = frozenset(("etp_core", "jaxtyping", "beartype"))
 
 
 def get_fast_path_rules(primitive: ETPPrimitive) -> FastPathRules | None:
