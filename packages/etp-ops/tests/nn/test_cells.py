@@ -33,8 +33,9 @@ def test_cells_are_brainstates_cells_parameter_by_parameter_and_step_by_step(nam
     values = [{path: state.value for path, state in cell.states().items()} for cell in (ours, theirs)]
     assert values[0].keys() == values[1].keys()
     jax.tree.map(assert_array_equal, *values)
+    run_ours, run_theirs = (brainstate.transform.jit(cell.update) for cell in (ours, theirs))
     for seed in range(3):
-        assert_allclose(ours(array(seed, 2, 3)), theirs(array(seed, 2, 3)), rtol=1e-12)
+        assert_allclose(run_ours(array(seed, 2, 3)), run_theirs(array(seed, 2, 3)), rtol=1e-12)
     for path, state in theirs.states(brainstate.HiddenState).items():
         assert_allclose(ours.states()[path].value, state.value, rtol=1e-12)
 
@@ -77,10 +78,10 @@ def mini_lstm(cell, x, h):
 )
 def test_cells_follow_their_equations(make, step):
     cell = seeded(lambda: make(3, 4, b_init=brainstate.nn.init.Normal()))
-    h = cell.h.value
+    h, run, by_hand = cell.h.value, brainstate.transform.jit(cell.update), jax.jit(lambda x, h: step(cell, x, h))
     for seed in range(3):
-        h = step(cell, array(seed, 2, 3), h)
-        assert_allclose(cell(array(seed, 2, 3)), h, rtol=1e-12)
+        h = by_hand(array(seed, 2, 3), h)
+        assert_allclose(run(array(seed, 2, 3)), h, rtol=1e-12)
 
 
 def test_a_minimal_cell_takes_any_map_of_its_input():
@@ -99,11 +100,12 @@ def test_a_linear_recurrent_unit_follows_its_complex_equations():
     assert_allclose(jnp.exp(cell.gamma_log.value) ** 2, 1 - jnp.abs(eigenvalue) ** 2, rtol=1e-9)
     b_re, b_im, c_re, c_im = (w.weight.value["weight"] for w in (cell.B_re, cell.B_im, cell.C_re, cell.C_im))
     b, c = b_re + 1j * b_im, c_re + 1j * c_im
-    h = jnp.zeros((2, 4))
+    gain, b, c, d = map(np.asarray, (jnp.exp(cell.gamma_log.value), b, c, cell.D.value))
+    h, run = np.zeros((2, 4)), brainstate.transform.jit(cell.update)
     for seed in range(3):
-        x = array(seed, 2, 3)
-        h = eigenvalue * h + jnp.exp(cell.gamma_log.value) * (x @ b)
-        assert_allclose(cell(x), (h @ c).real + cell.D.value * x, rtol=1e-9)
+        x = np.asarray(array(seed, 2, 3))
+        h = np.asarray(eigenvalue) * h + gain * (x @ b)
+        assert_allclose(run(x), (h @ c).real + d * x, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", [*SHARED, "CFNCell", "MinimalRNNCell", "MiniGRU", "MiniLSTM", "LRUCell"])
@@ -113,7 +115,7 @@ def test_states_have_the_batch_size_asked_for_and_are_reset(name, batch_size):
     hidden = cell.states(brainstate.HiddenState)
     lead = () if batch_size is None else (batch_size,)
     assert {state.value.shape for state in hidden.values()} == {(*lead, 4)}
-    cell(jnp.ones((*lead, 3)))
+    brainstate.transform.jit(cell.update)(jnp.ones((*lead, 3)))
     assert any(np.any(state.value != 0) for state in hidden.values())
     brainstate.nn.reset_all_states(cell, batch_size=batch_size)
     assert all(np.all(state.value == 0) for state in hidden.values())
