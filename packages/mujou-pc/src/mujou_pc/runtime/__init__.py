@@ -1,8 +1,9 @@
 """The runtime: nodes that update in their own time and talk through ports that hold the latest message.
 
 A ``Node`` updates every ``period`` seconds. ``Network`` and ``Group`` put nodes together, ``run`` starts them in
-background threads, and the ``Run`` it returns is how the host writes, reads, waits, pauses, saves and stops. Nobody waits for
-anybody: a node reads what is there. All times are read from one timer, which can be paused, or be virtual.
+background threads, and the ``Run`` it returns is how the host writes, reads, waits, pauses, saves and stops. Nobody
+waits for anybody: a node reads what is there. All times are read from one timer, which can be paused, or be
+virtual.
 """
 
 from mujou_pc.runtime._errors import NetworkError, SpecError, StuckError, WiringError

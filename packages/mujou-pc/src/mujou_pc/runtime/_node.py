@@ -16,8 +16,8 @@ __all__ = ["Node"]
 class Node:
     """Something that updates itself every ``period`` seconds and talks to others through its ports.
 
-    Make the ports in ``__init__`` and keep them in attributes. Attributes that are ``Stateful`` or
-    ``torch.nn.Module``, and tensors given to ``register_state``, are the state of the node. A hook that raises stops the whole run.
+    Make the ports in ``__init__`` and keep them in attributes. Attributes that are ``Stateful`` or ``torch.nn.Module``,
+    and tensors given to ``register_state``, are the state of the node. A hook that raises stops the whole run.
 
     Args:
         period: seconds between two updates.
