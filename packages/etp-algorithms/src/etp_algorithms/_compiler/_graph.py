@@ -12,7 +12,7 @@ from etp_algorithms._compiler._positions import PositionAnalysis
 from etp_algorithms._compiler._program import StepProgram
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, find_relations
 from etp_algorithms._compiler._straighten import straighten
-from etp_algorithms._compiler._transitions import Transition, build_transition
+from etp_algorithms._compiler._transitions import Transition, build_transitions
 from etp_algorithms._compiler._trust import ParameterTrust, judge_parameters
 from etp_core.jaxpr import Variable
 
@@ -79,7 +79,7 @@ def compile_step(
     groups, spaces, cut = find_hidden_groups(step, analysis)
     operators, untraced, noticed = find_relations(step, analysis, groups, spaces)
     relations = tuple(operator for operator in operators if operator.links)
-    transitions = tuple(build_transition(step, g, spaces[g.space], relations) for g in groups)
+    transitions = build_transitions(analysis, groups, spaces, relations)
     trust = judge_parameters(step, analysis, groups, spaces, relations, untraced)
     diagnostics = (*cut, *noticed)
     warnings = [d for d in diagnostics if d.level == "warning"]

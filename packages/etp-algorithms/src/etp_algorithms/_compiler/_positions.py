@@ -118,14 +118,22 @@ class PositionAnalysis:
         with jax.ensure_compile_time_eval():
             return value_of(atom, evaluate([self.equations[n] for n in sorted(producers)], {}))
 
-    def needed(self, outputs: Iterable[Atom], given: Iterable[Variable] = ()) -> list[Equation]:
-        """The equations, in order, that ``outputs`` depend on when the variables ``given`` are inputs."""
+    def needed(
+        self, outputs: Iterable[Atom], given: Iterable[Variable] = (), *, boundary: Boundary = lambda _: False
+    ) -> list[Equation]:
+        """The equations, in order, that ``outputs`` depend on.
+
+        Args:
+            outputs: what is wanted.
+            given: variables that count as inputs.
+            boundary: equations whose outputs count as inputs.
+        """
         stop = set(given)
         stack = [v for v in outputs if isinstance(v, Variable) and v not in stop]
         found: set[int] = set()
         while stack:
             n = self._producers.get(stack.pop())
-            if n is not None and n not in found:
+            if n is not None and n not in found and not boundary(self.equations[n]):
                 found.add(n)
                 stack += [v for v in self.equations[n].inputs if isinstance(v, Variable) and v not in stop]
         return [self.equations[n] for n in sorted(found)]

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
-from etp_algorithms._compiler._positions import Cuts
-from etp_algorithms._compiler._program import StepProgram
+from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
-from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, needed, value_of
+from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, value_of
 
 __all__ = ["GroupJacobian", "Transition", "build_transitions", "evaluate_transition"]
 
@@ -74,20 +73,18 @@ class Transition:
 
 
 def build_transitions(
-    step: StepProgram,
     analysis: PositionAnalysis,
     groups: Sequence[HiddenGroup],
     spaces: Sequence[PositionSpace],
     relations: Sequence[HiddenParamOpRelation],
 ) -> tuple[Transition, ...]:
     """For every group the equations that its Jacobians need."""
-    fixed = {v for e in step.equations if bears_weight(e) for v in e.outputs}
     links: list[dict[int, GroupLink]] = [{} for _ in groups]
     for relation in relations:
         for link in relation.links:
             links[link.group][relation.index] = link
     return tuple(
-        _build_transition(analysis, group, spaces[group.space], own, {n: relations[n].y for n in own}, fixed)
+        _build_transition(analysis, group, spaces[group.space], own, {n: relations[n].y for n in own})
         for group, own in zip(groups, links, strict=True)
     )
 
@@ -98,9 +95,7 @@ def _build_transition(
     space: PositionSpace,
     links: Mapping[int, GroupLink],
     drives: Mapping[int, Variable],
-    fixed: set[Variable],
 ) -> Transition:
-    stops = _Either(fixed)
     first_state = [next(a for a, (i, _) in enumerate(group.states) if i == n) for n in range(len(group.leaves))]
     rows = []
     for i, leaf in enumerate(group.leaves):
@@ -108,7 +103,7 @@ def _build_transition(
         hidden = tuple(j for j, b in enumerate(first_state) if group.coupling[a][b])
         fed = tuple(n for n, link in links.items() if link.fed[a])
         sources = [*(group.leaves[j].input for j in hidden), *(drives[n] for n in fed)]
-        equations = dependents(analysis.needed([leaf.output], given=_Union(fixed, set(sources))), sources)
+        equations = dependents(analysis.needed([leaf.output], sources, boundary=bears_weight), sources)
         made = {v for e in equations for v in e.outputs}
         read = {v: None for e in equations for v in e.inputs if isinstance(v, Variable) and v not in made}
         constants = tuple(v for v in read if v not in sources)
