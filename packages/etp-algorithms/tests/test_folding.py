@@ -1,0 +1,131 @@
+"""A known sequence is folded into whole-sequence products: the gradient is that of streaming, to round-off."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from etp_algorithms import D_RTRL, oracle, pp_prop
+from etp_algorithms._fold import steps_per_fold
+
+from . import models
+
+MODELS = {
+    "indrnn": models.indrnn,
+    "width_one_gate": models.width_one_gate,
+    "lstm": models.lstm,
+    "gru": models.gru,
+    "adaptive_spiking": models.adaptive_spiking,
+}
+ALGORITHMS = {"d_rtrl": D_RTRL, "pp_prop": lambda model, **options: pp_prop(model, (0.8, 0.6), **options)}
+
+
+def learner_of(factory, algorithm, batch_size=2, **options):
+    model = factory()
+    brainstate.nn.init_all_states(model, **({} if batch_size is None else {"batch_size": batch_size}))
+    learner = ALGORITHMS[algorithm](model, **options)
+    learner.compile_graph(models.inputs(batch=batch_size)[0])
+    return learner
+
+
+def gradient(learner, xs, **options):
+    return learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_folded_gradient_and_the_final_traces_are_those_of_streaming(name, algorithm):
+    xs = models.inputs(steps=7)
+    folded = learner_of(MODELS[name], algorithm, memory_limit=3000)  # several folds, the last one shorter
+    streamed = learner_of(MODELS[name], algorithm, kernels="reference")
+    assert oracle.relative_deviation(gradient(folded, xs), gradient(streamed, xs)) < 1e-13
+    pairs = zip(jax.tree.leaves(folded.traces.value), jax.tree.leaves(streamed.traces.value), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_second_call_continues_the_sequence(batch_size):
+    xs = models.inputs(steps=8, batch=batch_size)
+    once = gradient(learner_of(models.indrnn, "d_rtrl", batch_size), xs)
+    learner = learner_of(models.indrnn, "d_rtrl", batch_size)
+    twice = jax.tree.map(jnp.add, gradient(learner, xs[:3]), gradient(learner, xs[3:]))
+    assert oracle.relative_deviation(twice, once) < 1e-13
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("memory_limit", [None, 3000])
+def test_a_complete_sequence_starts_and_ends_without_traces(algorithm, memory_limit):
+    xs = models.inputs(steps=7)
+    expected = gradient(learner_of(models.lstm, algorithm), xs)
+    learner = learner_of(models.lstm, algorithm, memory_limit=memory_limit)
+    gradient(learner, models.inputs(steps=3, seed=1))  # leaves traces behind
+    brainstate.nn.init_all_states(learner.model, batch_size=2)
+    learner.compile_graph(xs[0])
+    assert oracle.relative_deviation(gradient(learner, xs, complete_sequence=True), expected) < 1e-13
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(learner.traces.value))
+
+
+def test_a_step_function_under_its_own_jit_is_folded_too():
+    xs = models.inputs()
+    learner = learner_of(models.gru, "d_rtrl")
+    step = brainstate.transform.jit(lambda x: jnp.sum(learner(x) ** 2))
+    inside = learner.etrace_grad(xs, step_fn=step, reduction="sum")
+    assert oracle.relative_deviation(inside, gradient(learner_of(models.gru, "d_rtrl"), xs)) < 1e-13
+
+
+def test_a_weight_that_the_loss_also_reads_directly_keeps_that_gradient():
+    xs = models.inputs(steps=4)
+
+    def with_decay(kernels):
+        learner = learner_of(models.leaky, "d_rtrl", kernels=kernels)
+        W = learner.model.W
+        return learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x)) + 0.1 * jnp.sum(W.value**2))
+
+    folded, streamed = with_decay("auto"), with_decay("reference")
+    assert oracle.relative_deviation(folded, streamed) < 1e-13
+    oracle.assert_gradients_differ(folded, learner_gradient_without_decay(xs))
+
+
+def learner_gradient_without_decay(xs):
+    learner = learner_of(models.leaky, "d_rtrl")
+    return learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x)))
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_a_step_function_that_does_not_run_the_learner_once_is_refused(calls):
+    learner = learner_of(models.leaky, "d_rtrl")
+
+    def step(x):
+        return sum((jnp.sum(learner(x)) for _ in range(calls)), jnp.sum(x))
+
+    with pytest.raises(ValueError, match=f"exactly once per step; it ran {calls} times"):
+        learner.etrace_grad(models.inputs(), step_fn=step)
+    assert learner.update(models.inputs()[0]).shape == (2, models.N)  # the learner works on
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "expected"), [(100, None, 100), (1000, 100 * 64, 100), (1001, 100 * 64, 91), (7, 1, 1)]
+)
+def test_steps_per_fold_are_even_and_within_the_budget(length, limit, expected):
+    assert steps_per_fold(length, 64, 0, limit) == expected
+
+
+@pytest.mark.parametrize("memory_limit", [0, -1])
+def test_a_memory_limit_must_be_positive(memory_limit):
+    with pytest.raises(ValueError, match="memory_limit must be a positive number of bytes"):
+        D_RTRL(models.leaky(), memory_limit=memory_limit)
+
+
+def test_the_recording_does_not_grow_with_the_sequence_beyond_its_budget():
+    def temporary_bytes(steps):
+        learner = learner_of(models.gru, "d_rtrl", memory_limit=20_000)
+        stateful = brainstate.transform.StatefulFunction(lambda xs: gradient(learner, xs), return_only_write=False)
+        xs = models.inputs(steps=steps)
+        stateful.make_jaxpr(xs)
+        values = [state.value for state in stateful.get_states(xs)]
+        return jax.jit(stateful.jaxpr_call).lower(values, xs).compile().memory_analysis().temp_size_in_bytes
+
+    losses_and_inputs = 1000 * (2 * models.IN + 4) * 8 * 2
+    assert temporary_bytes(1000) < 1.5 * temporary_bytes(50) + losses_and_inputs
