@@ -1,5 +1,8 @@
 """The formulas of one update, without state.
 
+The rule is predictive coding by an augmented Lagrangian (Seely and Gould 2026, arXiv:2605.31022) under the fixed
+prediction assumption (Millidge, Tschantz and Buckley 2022, arXiv:2006.04182).
+
 Signs: ``delta`` is an error, ``g_in`` and ``g_theta`` are gradients of the loss, so a node moves against
 them. For a Layer ``g_in = -J_h^T delta`` and ``g_theta = -J_theta^T delta``, with the Jacobians of its
 module with respect to the input and the weights.

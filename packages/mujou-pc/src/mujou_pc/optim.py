@@ -85,7 +85,7 @@ class _BoundSGD(BoundOptimizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW(Optimizer):
-    """AdamW in time.
+    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) in time.
 
     With dt between steps constant it is torch's, ``lr = dt / tau`` and
     ``betas = (exp(-dt / tau_m), exp(-dt / tau_v))``.

@@ -55,8 +55,8 @@ class Workers:
             self._finish()
             return
         self.reschedule()
-        self._start_threads()
         atexit.register(self._at_exit)
+        self._start_threads()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
