@@ -177,6 +177,7 @@ def test_the_time_step_comes_from_the_environment_or_the_argument():
         (lambda: nn.LIF(4, tau=jnp.ones(3) * u.ms), "tau has the shape"),
         (lambda: nn.ALIF(4, beta=0.1), "ALIF: beta"),
         (lambda: nn.GIF(4, V_reset=-70.0), "GIF: V_reset"),
+        (lambda: nn.GIF(4, b=0.0 / u.ms), "b must be positive"),
         (lambda: nn.GIF(4, k1=0.1), "GIF: k1"),
         (lambda: nn.ConductanceEICell(3, 5, num_exc=5), "both kinds"),
         (lambda: nn.ConductanceEICell(3, 5, spk_reset="none"), "must be 'soft' or 'hard'"),

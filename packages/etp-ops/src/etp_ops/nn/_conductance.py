@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from etp_ops.nn._cells import with_hidden
 from etp_ops.nn._linear import SignedWLinear
-from etp_ops.nn._neurons import check_same_dimension, decay, per_neuron, reset_voltage, time_step, voltage_state
+from etp_ops.nn._neurons import check_same_dimension, decay, initial_state, per_neuron, reset_voltage, time_step
 from etp_ops.nn._values import KAIMING_NORMAL, Initializer
 from etp_ops.nn.surrogate import ReluGrad
 
@@ -115,7 +115,7 @@ class ConductanceEICell(brainstate.nn.Module):
     def _initial(self, batch_size: int | None) -> tuple[brainstate.HiddenState, ...]:
         zero = jnp.zeros((), self.W_e.weight.value.dtype)
         values = ((self.V_initializer, self.V_rest), (None, zero), (None, zero))
-        return tuple(voltage_state(given, default, self.out_size, batch_size) for given, default in values)
+        return tuple(initial_state(given, default, self.out_size, batch_size) for given, default in values)
 
     def get_spike(self, V: Any = None) -> jax.Array:
         """The spikes at the voltage ``V``, by default the present one."""

@@ -6,8 +6,9 @@ from typing import Any
 import brainstate
 import brainunit as u
 import jax
+import jax.numpy as jnp
 
-from etp_ops.nn._neurons import check_same_dimension, decay, per_neuron, time_step, voltage_state
+from etp_ops.nn._neurons import check_same_dimension, decay, initial_state, per_neuron, time_step
 from etp_ops.nn._values import Initializer, Size, as_size
 from etp_ops.nn.surrogate import ReluGrad
 
@@ -106,6 +107,8 @@ class GIF(brainstate.nn.Module):
         check_same_dimension("GIF", **{key: getattr(self, key) for key in voltages})
         check_same_dimension("GIF", **{key: getattr(self, key) for key in rates})
         check_same_dimension("GIF", **{key: getattr(self, key) for key in currents})
+        if not jnp.all(u.get_mantissa(self.b) > 0):
+            raise ValueError(f"GIF: b must be positive, for the threshold to return to V_th_inf; got {b}.")
         self.V_initializer, self.Vth_initializer = V_initializer, Vth_initializer
         self.I1_initializer, self.I2_initializer = I1_initializer, I2_initializer
         self.spk_fun, self.dt = spk_fun, dt
@@ -127,7 +130,7 @@ class GIF(brainstate.nn.Module):
             (self.I1_initializer, 0.0 * self.A1),
             (self.I2_initializer, 0.0 * self.A2),
         )
-        return tuple(voltage_state(given, default, self.in_size, batch_size) for given, default in values)
+        return tuple(initial_state(given, default, self.in_size, batch_size) for given, default in values)
 
     def get_spike(self, V: Any = None, V_th: Any = None) -> jax.Array:
         """The spikes at the voltage ``V`` and the threshold ``V_th``, by default the present ones."""

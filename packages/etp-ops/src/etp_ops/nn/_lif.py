@@ -7,7 +7,7 @@ import brainstate
 import brainunit as u
 import jax
 
-from etp_ops.nn._neurons import check_same_dimension, decay, per_neuron, reset_voltage, time_step, voltage_state
+from etp_ops.nn._neurons import check_same_dimension, decay, initial_state, per_neuron, reset_voltage, time_step
 from etp_ops.nn._values import Initializer, Size, as_size
 from etp_ops.nn.surrogate import ReluGrad
 
@@ -73,11 +73,11 @@ class LIF(brainstate.nn.Module):
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the voltage, with a leading axis of ``batch_size`` if given."""
-        self.V = voltage_state(self.V_initializer, self.V_rest, self.in_size, batch_size)
+        self.V = initial_state(self.V_initializer, self.V_rest, self.in_size, batch_size)
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Give the voltage its initial value again."""
-        self.V.value = voltage_state(self.V_initializer, self.V_rest, self.in_size, batch_size).value
+        self.V.value = initial_state(self.V_initializer, self.V_rest, self.in_size, batch_size).value
 
     def get_spike(self, V: Any = None) -> jax.Array:
         """The spikes at the voltage ``V``, by default the present one."""
@@ -159,13 +159,13 @@ class ALIF(brainstate.nn.Module):
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make voltage and adaptation, with a leading axis of ``batch_size`` if given."""
-        self.V = voltage_state(self.V_initializer, self.V_rest, self.in_size, batch_size)
-        self.a = voltage_state(self.a_initializer, 0.0, self.in_size, batch_size)
+        self.V = initial_state(self.V_initializer, self.V_rest, self.in_size, batch_size)
+        self.a = initial_state(self.a_initializer, 0.0, self.in_size, batch_size)
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Give voltage and adaptation their initial values again."""
-        self.V.value = voltage_state(self.V_initializer, self.V_rest, self.in_size, batch_size).value
-        self.a.value = voltage_state(self.a_initializer, 0.0, self.in_size, batch_size).value
+        self.V.value = initial_state(self.V_initializer, self.V_rest, self.in_size, batch_size).value
+        self.a.value = initial_state(self.a_initializer, 0.0, self.in_size, batch_size).value
 
     def get_spike(self, V: Any = None, a: Any = None) -> jax.Array:
         """The spikes at the voltage ``V`` and the adaptation ``a``, by default the present ones."""

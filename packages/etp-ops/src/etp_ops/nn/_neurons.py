@@ -9,7 +9,7 @@ import jax
 from etp_ops.nn._cells import hidden_state
 from etp_ops.nn._values import make_value
 
-__all__ = ["check_same_dimension", "decay", "per_neuron", "reset_voltage", "time_step", "voltage_state"]
+__all__ = ["check_same_dimension", "decay", "per_neuron", "reset_voltage", "time_step", "initial_state"]
 
 
 def time_step(dt: Any) -> Any:
@@ -53,7 +53,7 @@ def check_same_dimension(of: str, **values: Any) -> None:
             )
 
 
-def voltage_state(
+def initial_state(
     initializer: Any, default: Any, size: tuple[int, ...], batch_size: int | None
 ) -> brainstate.HiddenState:
     """A hidden state that starts at ``default`` unless there is an initialiser."""

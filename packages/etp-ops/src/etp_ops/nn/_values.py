@@ -9,8 +9,20 @@ import brainunit as u
 import jax
 import jax.numpy as jnp
 
-__all__ = ["KAIMING_NORMAL", "ORTHOGONAL", "XAVIER_NORMAL", "ZERO", "Initializer", "Size", "activation_of"]
-__all__ += ["apply_mask", "as_size", "make_mask", "make_value", "matching_sizes"]
+__all__ = [
+    "KAIMING_NORMAL",
+    "ORTHOGONAL",
+    "XAVIER_NORMAL",
+    "ZERO",
+    "Initializer",
+    "Size",
+    "activation_of",
+    "apply_mask",
+    "as_size",
+    "make_mask",
+    "make_value",
+    "matching_sizes",
+]
 
 Initializer = Callable[..., Any] | jax.typing.ArrayLike | u.Quantity
 """A function of a shape, an array that broadcasts to the shape, or a number."""
