@@ -35,7 +35,7 @@ def lora_matmul(
     B: Any,
     A: Any,
     *,
-    alpha: float = 1.0,
+    alpha: float | int = 1.0,
     bias: Any = None,
     b_fn: Hook = None,
     a_fn: Hook = None,
