@@ -141,7 +141,9 @@ def chunked_online_param_gradients(
     Args:
         factory: builds the model.
         inputs: a pytree of arrays whose leading axis is time.
-        algo_factory: makes the learner from the model, for example ``lambda m: D_RTRL(m)``.
+        algo_factory: makes the learner from the model, for example ``lambda m: D_RTRL(m)``. By default a learner
+            folds single steps of a known sequence without calling every rule; to judge the rules of a primitive,
+            make it with ``kernels="reference"``.
         chunk_size: steps per window; it divides the sequence.
         loss_fn: the loss of one step's output.
         batch_size: passed to ``init_state``.

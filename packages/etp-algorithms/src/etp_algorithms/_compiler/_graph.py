@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import jax.numpy as jnp
+
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
 from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
 from etp_algorithms._compiler._irreversible import name_irreversible_loops
@@ -71,14 +73,15 @@ def compile_step(
         control_flow: limits of the pass that lays out control flow with marked operators; None for the defaults.
 
     Raises:
-        CompilationError: a marked operator stands where no trace can follow it, or ``strict`` is set and
-            some path had to be cut.
+        CompilationError: a marked operator stands where no trace can follow it or drives a complex state, or
+            ``strict`` is set and some path had to be cut.
     """
     step = name_irreversible_loops(straighten(step, control_flow or ControlFlowPolicy()))
     analysis = PositionAnalysis(step.equations)
     groups, spaces, cut = find_hidden_groups(step, analysis)
     operators, untraced, noticed = find_relations(step, analysis, groups, spaces)
     relations = tuple(operator for operator in operators if operator.links)
+    _refuse_complex_states(groups, relations)
     transitions = build_transitions(analysis, groups, spaces, relations)
     trust = judge_parameters(step, analysis, groups, spaces, relations, untraced)
     diagnostics = (*cut, *noticed)
@@ -86,3 +89,14 @@ def compile_step(
     if strict and warnings:
         raise CompilationError("strict=True, and the compiler had to cut:\n" + "\n".join(f"- {d}" for d in warnings))
     return TraceGraph(step, groups, relations, operators, transitions, trust, diagnostics)
+
+
+def _refuse_complex_states(groups: tuple[HiddenGroup, ...], relations: tuple[HiddenParamOpRelation, ...]) -> None:
+    for relation in relations:
+        for leaf in (leaf for link in relation.links for leaf in groups[link.group].leaves):
+            if jnp.issubdtype(leaf.input.aval.dtype, jnp.complexfloating):
+                raise CompilationError(
+                    f"the hidden state {leaf.name} is {leaf.input.aval.dtype.name}, and {relation.primitive.name} "
+                    f"({relation.equation.source}) drives it; traces are real. Keep its real and imaginary parts as "
+                    f"two hidden states; they couple position by position and are learned exactly."
+                )
