@@ -7,6 +7,7 @@ import brainstate
 import jax
 
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic, DiagnosticKind
+from etp_algorithms._compiler._explain import describe, explain_step
 from etp_algorithms._compiler._program import StepProgram
 from etp_core.jaxpr import flatten
 
@@ -99,7 +100,10 @@ def capture_module(model: brainstate.nn.Module, *args: Any) -> CapturedModel:
             f"{type(model).__name__}. Wrap the step in a module with HiddenState and ParamState attributes."
         )
     stateful = brainstate.transform.StatefulFunction(model.update, return_only_write=False)
-    stateful.make_jaxpr(*args)
+    hidden = model.states(brainstate.HiddenState).items()
+    shown = [(".".join(map(str, path)), state.value) for path, state in hidden]
+    with explain_step(f"{type(model).__name__}.update", inputs=args[0] if len(args) == 1 else args, states=shown):
+        stateful.make_jaxpr(*args)
     used = tuple(stateful.get_states(*args))
     written = {id(state) for state in stateful.get_write_states(*args)}
     output_shapes, state_shapes = stateful.get_out_shapes(*args)
@@ -173,14 +177,11 @@ def _check_unchanged(slot: StateSlot, after: Any) -> None:
     now = [(v.shape, v.dtype) for v in after_leaves]
     if jax.tree.structure(after) != slot.tree or before != now:
         raise CompilationError(
-            f"the step changes the state {slot.name} from {_describe(slot.state.value)} to {_describe(after)}. A state "
+            f"the step changes the state {slot.name} from {describe(slot.state.value)} to {describe(after)}. A state "
             f"must keep shape, dtype, unit and structure; initialise it (init_all_states, with the batch size of the "
-            f"inputs) as the step leaves it."
+            f"inputs) as the step leaves it. A state that is made in __init__ has no batch axis: make it in "
+            f"init_state(self, batch_size=None)."
         )
-
-
-def _describe(value: Any) -> str:
-    return str(jax.tree.map(lambda v: f"{jax.numpy.result_type(v).name}{list(jax.numpy.shape(v))}", value))
 
 
 def _leaf_keys(value: Any) -> list[tuple[Any, ...]]:

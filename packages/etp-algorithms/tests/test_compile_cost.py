@@ -1,0 +1,167 @@
+"""Compiling takes time in proportion to the model, and gives the same graph in every process."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+import etp_algorithms as ea
+from etp_algorithms._compiler._capture import capture_module
+from etp_algorithms._compiler._graph import compile_step
+from etp_ops import element_wise, matmul
+
+from .helpers import compiled, initialised
+from .models import IN, N, array, cell, inputs
+
+
+def deep(layers):
+    """LSTM layers without recurrent weight: about 15 equations a layer."""
+    hidden = {f"{name}{n}": (N,) for n in range(layers) for name in "ch"}
+
+    @cell(hidden, lambda: {f"W{n}": array(n, IN if not n else N, 4 * N) for n in range(layers)})
+    def model(self, x):
+        for n in range(layers):
+            c, h = getattr(self, f"c{n}"), getattr(self, f"h{n}")
+            i, f, g, o = jnp.split(matmul(x, getattr(self, f"W{n}").value), 4, -1)
+            c.value = jax.nn.sigmoid(f) * c.value + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h.value = jax.nn.sigmoid(o) * jnp.tanh(c.value) + 0.1 * h.value
+            x = h.value
+        return x
+
+    return model
+
+
+def seconds_of_passes(layers):
+    step = capture_module(initialised(deep(layers), 2), inputs()[0]).step
+    compile_step(step)  # numpy and JAX warm up once
+    start = time.process_time()
+    compile_step(step)
+    return len(step.equations), time.process_time() - start
+
+
+def test_a_step_of_two_thousand_equations_is_compiled_in_under_two_seconds():
+    equations, seconds = seconds_of_passes(160)
+    assert equations >= 2000
+    assert seconds < 2.0
+
+
+def test_the_work_of_the_passes_grows_with_the_equations(monkeypatch):
+    """Counted in equations visited, which no other load on the machine changes."""
+    from etp_algorithms._compiler import _positions
+
+    visited = []
+    links = _positions.PositionAnalysis.links
+
+    def counting(self, equation):
+        visited.append(equation)
+        return links(self, equation)
+
+    monkeypatch.setattr(_positions.PositionAnalysis, "links", counting)
+    counts = {}
+    for layers in (10, 20, 40):
+        step = capture_module(initialised(deep(layers), 2), inputs()[0]).step
+        visited.clear()
+        compile_step(step)
+        counts[layers] = len(visited) / len(step.equations)
+    assert counts[40] < 1.1 * counts[20] < 1.21 * counts[10]
+
+
+def test_the_equations_of_a_gradient_grow_with_the_layers():
+    def equations(layers):
+        learner = compiled(deep(layers), inputs()[0], 2)
+        gradient = brainstate.transform.grad(lambda x: jnp.sum(learner(x) ** 2), grad_states=learner.param_states)
+        closed = brainstate.transform.make_jaxpr(gradient)(inputs()[0])[0]
+        return sum(1 for _ in str(closed).splitlines())
+
+    two, four, eight = map(equations, (2, 4, 8))
+    assert abs((eight - four) - 2 * (four - two)) <= 0.02 * eight
+
+
+def test_the_program_of_a_window_does_not_grow_with_its_length():
+    learner = compiled(deep(2), inputs()[0], 2)
+
+    def lines(steps):
+        xs = ea.MultiStepData(jnp.zeros((steps, 2, IN)))
+        gradient = brainstate.transform.grad(lambda: jnp.sum(learner(xs) ** 2), grad_states=learner.param_states)
+        return len(str(brainstate.transform.make_jaxpr(gradient)()[0]).splitlines())
+
+    assert lines(10) == lines(1000)
+
+
+def test_the_second_call_traces_nothing():
+    traced = []
+
+    @cell({"h": (N,)}, lambda: {"W": array(0, IN, N)})
+    def model(self, x):
+        traced.append(x)
+        self.h.value = 0.5 * self.h.value + matmul(x, self.W.value)
+        return self.h.value
+
+    learner = compiled(model, inputs()[0], 2)
+    learner(inputs()[0])
+    count = len(traced)
+    learner(inputs()[1])
+    learner(ea.MultiStepData(inputs()))
+    assert len(traced) == count
+
+
+def test_long_inner_loops_are_compiled_once_whatever_their_length():
+    def model(substeps):
+        @cell({"h": (N,)}, lambda: {"W": array(0, IN, N), "u": array(1, N)})
+        def euler(self, x):
+            def substep(_, h):
+                return h + 0.01 * (matmul(x, self.W.value) - h * element_wise(self.u.value))
+
+            self.h.value = jax.lax.fori_loop(0, substeps, substep, self.h.value)
+
+        return euler
+
+    sizes = [len(compiled(model(n), inputs()[0], 2).graph.step.equations) for n in (20, 200, 2000)]
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+PROGRAM = """
+import warnings
+import brainstate, jax, jax.numpy as jnp
+jax.config.update("jax_enable_x64", True)
+warnings.simplefilter("ignore")
+import sys
+sys.path.insert(0, {root!r})
+import etp_algorithms as ea
+from tests.models import DIAGONAL, EXACT, inputs
+
+for name, factory in [*EXACT.items(), *((n, row[0]) for n, row in DIAGONAL.items())][::8]:
+    model = factory()
+    brainstate.nn.init_all_states(model, batch_size=2)
+    learner = ea.D_RTRL(model)
+    learner.compile_graph(inputs()[0])
+    graph = learner.graph
+    print(name, [g.name for g in graph.hidden_groups], [r.primitive.name for r in graph.hidden_param_op_relations])
+    print(jax.tree.structure(learner.traces.value), [e.primitive.name for e in graph.step.equations])
+    print([str(d) for d in graph.diagnostics], [(t.name, t.trust.value, t.reasons) for t in graph.trust])
+    print([len(graph.probes), [v.aval.str_short() for v in graph.probes]])
+    gradients = brainstate.transform.grad(lambda: jnp.sum(learner(inputs()[0])), grad_states=learner.param_states)()
+    print([(k, [a.tobytes().hex() for a in map(jnp.asarray(0).__class__.__array__, jax.tree.leaves(v))])
+           for k, v in gradients.items()])
+"""
+
+
+def test_every_process_finds_the_same_graph_and_the_same_bits():
+    program = PROGRAM.format(root=str(Path(__file__).parents[1]))
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (0, 1)
+    }
+    assert len(texts) == 1
+    assert all(len(text) > 1000 for text in texts)
