@@ -68,10 +68,13 @@ class Layout:
         if np.array_equal(self.positions.reshape(-1), np.arange(values.size)):
             return values.reshape(shape)
         prefix = self._aligned_axes(values.shape)
-        index, size = self.positions[0], int(np.prod(values.shape[prefix:], dtype=np.int64))
-        if prefix:  # one index for all rows keeps the leading (batch) axes intact
-            index = index.reshape(*values.shape[:prefix], -1)[(0,) * prefix]
-            return jnp.take(values.reshape(*values.shape[:prefix], size), index, axis=prefix).reshape(shape)
+        lead, size = values.shape[:prefix], int(np.prod(values.shape[prefix:], dtype=np.int64))
+        index = self.positions.reshape(*lead, -1)[(0,) * prefix]  # one for all rows of the leading (batch) axes
+        copies, rest = divmod(index.size, size)
+        if not rest and np.array_equal(index, np.tile(np.arange(size), copies)):  # fused gates, side by side
+            return jnp.broadcast_to(values.reshape(*lead, 1, size), (*lead, copies, size)).reshape(shape)
+        if prefix:
+            return jnp.take(values.reshape(*lead, size), index, axis=prefix).reshape(shape)
         taken = jnp.take(values.reshape(-1), np.maximum(self.positions, 0).reshape(-1)).reshape(shape)
         return jnp.where(self.positions.reshape(shape) == NONE, 0, taken)
 
