@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from etp_algorithms._compiler._positions import MIXED, NONE, PositionAnalysis, join_labels
 from etp_core.jaxpr import trace
@@ -15,6 +17,7 @@ from .random_models import damped, shifting
 
 M, O = MIXED, NONE  # noqa: E741
 X = jnp.zeros((2, 3))
+ONE_DEVICE = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("batch",)), PartitionSpec("batch"))
 INDEX = jnp.array([2, 0, 0])
 
 MOVES = {
@@ -43,6 +46,10 @@ MOVES = {
     "add to another": (lambda v: v.at[0, 0].add(v[0, 1]), [M, 1, 2, 3, 4, 5]),
     "add twice to one": (lambda v: jnp.zeros(2).at[jnp.array([1, 1])].add(v[0, :2]), [O, M]),
     "update slice": (lambda v: lax.dynamic_update_slice(v, jnp.ones((1, 2)), (0, 1)), [0, O, O, 3, 4, 5]),
+    "sharding": (lambda v: lax.with_sharding_constraint(v, ONE_DEVICE), [0, 1, 2, 3, 4, 5]),
+    "placement": (lambda v: jax.device_put(v, jax.devices()[0]), [0, 1, 2, 3, 4, 5]),
+    "barrier": (lambda v: lax.optimization_barrier((v.T, v))[1], [0, 1, 2, 3, 4, 5]),
+    "name": (lambda v: checkpoint_name(v, "v"), [0, 1, 2, 3, 4, 5]),
     "vmap": (jax.vmap(lambda row: jnp.roll(row, 1)), [2, 0, 1, 5, 3, 4]),
     "jit": (jax.jit(lambda v: v.T), [0, 3, 1, 4, 2, 5]),
     "checkpoint": (jax.checkpoint(lambda v: jnp.sin(v.T)), [0, 3, 1, 4, 2, 5]),

@@ -141,6 +141,8 @@ _MOVES = _primitives(
 )
 # primitives that combine elements of the second operand with those of the first, position by position
 _ACCUMULATING = _primitives(*"scatter_add scatter_sub scatter_mul scatter_min scatter_max".split())
+# primitives that pass every operand on as it is: placement, sharding, scheduling, names
+_UNTOUCHED = frozenset("sharding_constraint layout_constraint reshard device_put optimization_barrier name".split())
 _MOST_EXACT_FLOATS = 2**24  # the whole numbers that float32 tells apart
 
 
@@ -215,6 +217,8 @@ def _operand_links(
         return [OPAQUE for _ in writing]
     if primitive in _MIXING:
         return [OPAQUE for _ in writing]
+    if primitive.name in _UNTOUCHED:
+        return [Gather(None) if m == k else None for m in writing]
     if primitive in _MOVES:
         return _moved(equation, k, writing, constant_of)
     if primitive in _ACCUMULATING:
