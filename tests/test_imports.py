@@ -40,3 +40,27 @@ def test_a_missing_part_says_how_to_install_it():
     assert run.stderr.splitlines()[-1] == (
         "ImportError: etp.pc needs 'mujou_pc', which is not installed: pip install \"etp-suite[pc]\""
     )
+
+
+def test_the_registry_seen_through_the_namespace_holds_every_operator():
+    listing = (
+        "import etp\n"
+        "for p in sorted(etp.ETP_PRIMITIVES, key=lambda p: p.name):\n"
+        "    print(p.name + (' [batched]' if p in etp.BATCHED_PRIMITIVES else ''))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "etp_conv [batched]",
+        "etp_einsum [batched]",
+        "etp_elemwise",
+        "etp_emb [batched]",
+        "etp_emb_v",
+        "etp_gmm [batched]",
+        "etp_gmv",
+        "etp_lora_mm [batched]",
+        "etp_lora_mv",
+        "etp_mm [batched]",
+        "etp_mv",
+        "etp_sp_mm [batched]",
+        "etp_sp_mv",
+    ]

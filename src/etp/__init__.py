@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from etp._names import INSTALL, MODULES, NAMES
+from etp._names import INSTALL, MODULES, NAMES, POPULATED_BY
 
 if TYPE_CHECKING:
     import etp_algorithms
@@ -42,6 +42,8 @@ else:
             raise AttributeError(f"module 'etp' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         module_name = MODULES.get(name) or _MODULE_OF[name]
         try:
+            for needed in POPULATED_BY.get(name, ()):
+                import_module(needed)
             module = import_module(module_name)
         except ModuleNotFoundError as error:
             requirement = INSTALL.get(module_name, "etp-suite")

@@ -83,3 +83,10 @@ MODULES: dict[str, str] = {
 
 # How to install what a plain `pip install etp-suite` leaves out.
 INSTALL: dict[str, str] = {"mujou_pc": "etp-suite[pc]"}
+
+POPULATED_BY: dict[str, tuple[str, ...]] = {
+    name: ("etp_ops",)
+    for name in NAMES["etp_core"]
+    if name.startswith("ETP_RULES_") or name in ("ETP_PRIMITIVES", "BATCHED_PRIMITIVES", "get_fast_path_rules")
+}
+"""The views of the registry, and the package whose import fills it: through ``etp`` they are never empty."""
