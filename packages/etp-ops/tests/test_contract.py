@@ -140,11 +140,17 @@ def test_every_rule_agrees_with_the_implementation(row):
     check_primitive(row.primitive, *row.operands(), **row.static)
 
 
-LOW_PRECISION = [(row, "float32") for row in hooked_and_plain.values() if row.primitive.batched]
-LOW_PRECISION += [(row, "bfloat16") for row in hooked_and_plain.values() if row.name in ("mm", "conv-1d", "lora_mm")]
+ALWAYS = {("mm", "float32"), ("conv-1d", "float32"), ("sp_mm", "float32"), ("lora_mm", "bfloat16")}
+LOW_PRECISION = [
+    pytest.param(
+        row, dtype, id=f"{row.name}-{dtype}", marks=[] if (row.name, dtype) in ALWAYS else pytest.mark.property
+    )
+    for row in hooked_and_plain.values()
+    for dtype in ("float32", "bfloat16")
+]
 
 
-@pytest.mark.parametrize(("row", "dtype"), LOW_PRECISION, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("row", "dtype"), LOW_PRECISION)
 def test_every_rule_agrees_with_the_implementation_in_lower_precision(row, dtype):
     check_primitive(row.primitive, *row.operands(dtype), **row.static)
 

@@ -134,7 +134,7 @@ def _restored(
     y: jax.Array, x: jax.Array, lead: tuple[int, ...], rank: int, layout: lax.ConvDimensionNumbers
 ) -> jax.Array:
     """The result in the layout of the caller."""
-    y = jnp.transpose(y, np.argsort(layout.out_spec))
+    y = jnp.transpose(y, _inverse(layout.out_spec))
     if x.ndim == rank - 1:
         return y.squeeze(layout.out_spec[0])
     return y.reshape(*lead, y.shape[0] // math.prod(lead), *y.shape[1:]) if lead else y
@@ -187,6 +187,10 @@ def _bias_vector(bias: Any, channels: int, layout: lax.ConvDimensionNumbers) -> 
     return bias.reshape(channels) if getattr(bias, "shape", None) in (shape, without_batch) else bias
 
 
+def _inverse(axes: Sequence[int]) -> list[int]:
+    return sorted(range(len(axes)), key=axes.__getitem__)
+
+
 def _numbers(rhs_spec: Sequence[int]) -> lax.ConvDimensionNumbers:
     straight = tuple(range(len(rhs_spec)))
     return lax.ConvDimensionNumbers(straight, tuple(rhs_spec), straight)
@@ -230,7 +234,7 @@ def _impl(
 
 
 def _rhs_spec(kernel: jax.Array, numbers: Any) -> tuple[int, ...]:
-    return lax.conv_dimension_numbers((1,) * kernel.ndim, kernel.shape, numbers).rhs_spec
+    return tuple(lax.conv_dimension_numbers((1,) * kernel.ndim, kernel.shape, numbers).rhs_spec)
 
 
 def _dt_to_t(hidden_dim: jax.Array, trace: Arrays, **_: Any) -> Arrays:
@@ -279,7 +283,7 @@ def _solve(
     spec = _rhs_spec(kernel, dimension_numbers)
     everywhere = (0, *range(2, signal.ndim))
     total = (signal[..., None] * trace["weight"]).sum(everywhere)
-    total = jnp.transpose(total.reshape([kernel.shape[axis] for axis in spec]), np.argsort(spec))
+    total = jnp.transpose(total.reshape([kernel.shape[axis] for axis in spec]), _inverse(spec))
     gradient = {"weight": pull_hook(kernel_fn, kernel, total)}
     if "bias" in weights:
         gradient["bias"] = pull_hook(bias_fn, weights["bias"], (signal * trace["bias"]).sum(everywhere))

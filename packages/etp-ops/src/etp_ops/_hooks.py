@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from etp_core import jaxpr
 
@@ -37,7 +38,7 @@ def check_hook(hook: Hook, weight: jax.Array, *, operator: str, name: str) -> No
     if not jnp.issubdtype(program.outputs[0].aval.dtype, jnp.floating):
         raise TypeError(f"{what} must return real floating-point numbers, but returns {program.outputs[0].aval.dtype}.")
     operands = [operand for equation in program.equations for operand in equation.inputs]
-    if any(isinstance(o, jaxpr.Constant) and isinstance(o.value, jax.core.Tracer) for o in operands):
+    if any(isinstance(o, jaxpr.Constant) and isinstance(o.value, Tracer) for o in operands):
         raise ValueError(
             f"{what} uses an array that is being traced (an argument of the surrounding jit, grad or scan), so it "
             f"cannot be a static parameter. Transform the weight before the operator: {operator} learns it as exactly."

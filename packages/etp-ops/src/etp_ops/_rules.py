@@ -17,7 +17,8 @@ def trainable(*names: str) -> Callable[[Mapping[str, Any]], dict[str, int]]:
     """The layout ``x, *names[, bias]``, the bias present where ``has_bias`` is set."""
 
     def layout(static: Mapping[str, Any]) -> dict[str, int]:
-        return {name: 1 + i for i, name in enumerate((*names, *(["bias"] if static.get("has_bias", False) else [])))}
+        given = (*names, "bias") if static.get("has_bias", False) else names
+        return {name: index for index, name in enumerate(given, start=1)}
 
     return layout
 

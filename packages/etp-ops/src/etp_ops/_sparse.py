@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from etp_core import register_primitive
 from etp_core.units import unit_product
@@ -131,7 +132,7 @@ def _structure(matrix: Any) -> Structure:
 
 
 def _concrete(index: Any) -> np.ndarray:
-    if isinstance(index, jax.core.Tracer):
+    if isinstance(index, Tracer):
         raise ValueError(
             "sparse_matmul: the indices of sparse_mat are being traced; build the structure outside jit, grad and "
             "scan, and let the function close over it."
