@@ -101,7 +101,7 @@ class ETPPrimitive(Primitive):
         return rule
 
     def register_window(self, rule: Rule, *, replace: bool = False) -> Rule:
-        """Register ``window(x_seq, df_seq, weights, **static) -> dict``, the ``instant`` terms summed over leading time."""
+        """Register ``window(x_seq, df_seq, weights, **static) -> dict``, the ``instant`` terms summed over time."""
         add_rule("window", self, rule, replace=replace)
         return rule
 

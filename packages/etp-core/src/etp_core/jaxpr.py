@@ -41,16 +41,17 @@ _CALLS = frozenset(
 )
 # newer versions have one class where older ones told open jaxprs from closed ones
 _JAXPRS = tuple(getattr(jex, name) for name in ("Jaxpr", "ClosedJaxpr") if hasattr(jex, name))
-_FOREIGN_FRAMES = (
+_INNER_FRAMES = (
     "/jax/",
     "/jaxlib/",
-    "/brainstate/",
     "/saiunit/",
     "/brainunit/",
     "/etp_core/",
-    "/etp_ops/",
+    "/etp_ops/_",
+    "/etp_algorithms/",
     "functools.py",
 )
+_FOREIGN_FRAMES = (*_INNER_FRAMES, "/etp_ops/", "/brainstate/")
 
 
 class Variable:
@@ -111,10 +112,13 @@ class Equation:
         return "unknown source" if frame is None else f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
 
     def _user_frame(self) -> Any | None:
+        """The innermost frame of the user; inside a layer that this workspace or brainstate ships, the layer's own."""
         traceback = getattr(self.source_info, "traceback", None)
-        for frame in () if traceback is None else traceback.frames:
-            if not any(part in frame.file_name for part in _FOREIGN_FRAMES):
-                return frame
+        frames = () if traceback is None else traceback.frames
+        for foreign in (_FOREIGN_FRAMES, _INNER_FRAMES):
+            for frame in frames:
+                if not any(part in frame.file_name for part in foreign):
+                    return frame
         return None
 
     def __repr__(self) -> str:

@@ -14,12 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import etp_algorithms
+from etp_algorithms import oracle
 from etp_ops import nn
 
-etp_algorithms = pytest.importorskip("etp_algorithms", reason="the contract is between layers and a learner")
-oracle = etp_algorithms.oracle
-
 STEPS, BATCH = 6, 2
+
+
+@pytest.fixture(autouse=True)
+def time_step():
+    with brainstate.environ.context(dt=0.5 * u.ms):
+        yield
 
 
 class Leaky(brainstate.nn.Module):
