@@ -1,6 +1,7 @@
 """What compiling costs: the passes over the graph, then XLA for one gradient step, beside backpropagation.
 
-A deep LSTM is compiled for D_RTRL and pp_prop; the row ``BPTT`` is ordinary reverse mode through the same step.
+A deep LSTM is compiled for D_RTRL and pp_prop; the row ``BPTT`` is ordinary reverse mode through the same steps,
+``by rules`` is D_RTRL without closed-form kernels, ``sequence`` D_RTRL with a gradient per step (``etrace_grad``).
 
     python benchmarks/compile_cost.py --layers 1 2 4 8 --repeat 3
 
@@ -95,9 +96,20 @@ def online(algorithm):
     return make
 
 
+def sequence(layers, width, batch, steps):
+    """One gradient per step, over a known sequence."""
+    learner = ea.D_RTRL(built(layers, width, batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ea.CompilationWarning)
+        learner.compile_graph(jnp.zeros((batch, width), jnp.float32))
+    return lambda xs: learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum")
+
+
 METHODS = {
     "BPTT": bptt,
     "D_RTRL": online(ea.D_RTRL),
+    "by rules": online(lambda model: ea.D_RTRL(model, kernels="reference")),
+    "sequence": sequence,
     "pp_prop": online(lambda model: ea.pp_prop(model, decay_or_rank=0.9)),
 }
 

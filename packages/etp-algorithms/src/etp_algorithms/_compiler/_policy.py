@@ -9,11 +9,11 @@ __all__ = ["ControlFlowPolicy"]
 class ControlFlowPolicy:
     """Limits of the pass that lays control flow with marked operators out flat.
 
-    Control flow without marked operators is never touched, whatever its length.
+    Control flow without marked operators stays what it is, whatever its length.
 
     Attributes:
         scan_unroll_limit: the longest scan that is unrolled; 0 unrolls none.
-        nesting_limit: the deepest nesting of branches and loops that is followed.
+        nesting_limit: the deepest nesting of branches and loops, with operators or without, that is followed.
         equation_limit: the largest number of equations that one step may grow to.
 
     Raises:

@@ -32,6 +32,7 @@ from etp_core.jaxpr import (
     contains,
     flatten,
     inline,
+    inner_programs,
     is_differentiable,
     needed,
     renamed,
@@ -48,6 +49,8 @@ def straighten(step: StepProgram, policy: ControlFlowPolicy) -> StepProgram:
     Raises:
         CompilationError: an operator stands where no trace can follow it, or a limit of ``policy`` is passed.
     """
+    for equation in step.equations:
+        _check_nesting(equation, policy.nesting_limit)
     if not any(holds_operator(equation) for equation in step.equations):
         return step
     layout = _Layout(policy, {leaf.input for leaf in step.parameters})
@@ -127,11 +130,7 @@ class _Layout:
     def _deeper(self, place: _Place, equation: Equation) -> _Place:
         limit = self._policy.nesting_limit
         if place.depth >= limit:
-            raise CompilationError(
-                f"a marked operator stands inside more than {limit} nested branches and loops (reached at "
-                f"{equation.primitive.name}, {equation.source}). Flatten them, for example with jax.lax.switch, or "
-                f"raise ControlFlowPolicy(nesting_limit=...)."
-            )
+            raise CompilationError(_too_deep(equation, limit))
         return _Place(place.live, place.depth + 1)
 
     # --- one equation at a time ------------------------------------------------------------------------------
@@ -328,6 +327,25 @@ def _is_while(equation: Equation) -> bool:
 def _acts(equation: Equation) -> bool:
     """Whether the equation calls back to Python."""
     return "callback" in equation.primitive.name or contains(equation, lambda e: "callback" in e.primitive.name)
+
+
+def _check_nesting(equation: Equation, limit: int) -> None:
+    """Raise where branches and loops are nested deeper than any pass should follow, operators in them or not."""
+    pending = [(equation, 0)]
+    while pending:
+        inner, depth = pending.pop()
+        if inner.primitive is jex_primitives.cond_p or is_scan(inner):
+            if depth >= limit:
+                raise CompilationError(_too_deep(inner, limit))
+            pending += [(e, depth + 1) for program in inner_programs(inner) for e in program.equations]
+
+
+def _too_deep(equation: Equation, limit: int) -> str:
+    return (
+        f"the step nests more than {limit} branches and loops in one another (reached at {equation.primitive.name}, "
+        f"{equation.source}). Flatten them, for example with jax.lax.switch, or raise "
+        f"ControlFlowPolicy(nesting_limit=...)."
+    )
 
 
 def _no_way_in(equation: Equation) -> str:
