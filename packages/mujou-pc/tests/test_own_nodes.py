@@ -105,6 +105,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "pc_merge.py"
 
 @pytest.mark.skipif(not EXAMPLE.exists(), reason="the examples are not beside the installed package")
 def test_the_merge_node_of_the_example_equals_backpropagation():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
     spec = importlib.util.spec_from_file_location("pc_merge", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

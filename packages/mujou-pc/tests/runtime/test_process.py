@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+TIMEOUT = 300  # a process that hangs is found; a loaded machine may take a minute to import torch
 CHAIN = """
 import sys, time, torch
 import mujou_pc as pc
@@ -20,12 +21,12 @@ SAMPLE = {"x": torch.zeros(2, 4), "y": torch.zeros(2, 2)}
 """
 
 
-def python(program, *, timeout=60):
+def python(program):
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", CHAIN + textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=TIMEOUT,
     )
 
 
@@ -66,8 +67,7 @@ def test_a_forgotten_stop_does_not_keep_the_interpreter_and_still_stops_the_node
         run = pc.run(Says(period=0.001))
         run.sleep(0.02)
         print("end of the program", flush=True)
-        """,
-        timeout=30,
+        """
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["end of the program", "stopped"]
@@ -80,8 +80,7 @@ def test_a_forgotten_stuck_node_does_not_keep_the_interpreter():
             def on_update(self, dt):
                 time.sleep(1000)
         pc.run(Sleeps(period=0.001)).sleep(0.05)
-        """,
-        timeout=30,
+        """
     )
     assert done.returncode == 0, done.stderr
 
@@ -94,8 +93,7 @@ def test_a_failure_that_no_call_told_is_told_at_exit():
                 raise KeyError("lost")
         run = pc.run(Fails(period=0.001))
         time.sleep(0.2)
-        """,
-        timeout=30,
+        """
     )
     assert "lost" in done.stderr
     assert "on_update" in done.stderr
