@@ -247,3 +247,29 @@ def test_control_flow_limits_reach_the_compiler():
     policy = ea.ControlFlowPolicy(scan_unroll_limit=3)
     with pytest.raises(ea.CompilationError, match="4 iterations"):
         functional.compile_step_function(step, array(0, N, N), jnp.zeros((2, N)), inputs()[0], control_flow=policy)
+
+
+def test_lanes_that_take_different_branches_learn_as_they_would_alone():
+    def step(p, h, x):
+        alive = lambda h: 0.5 * h + matmul(jnp.sqrt(x - 1.0), p["W"])  # noqa: E731  (no number where it is dead)
+        h = lax.cond(x.min() > 1.0, alive, lambda h: 0.7 * h + jnp.tanh(matmul(x, p["V"])), h)
+        return h, h
+
+    params = {"W": array(0, IN, N), "V": array(1, IN, N)}
+    xs = jnp.stack([jnp.ones(IN), jnp.full(IN, 2.5), jnp.zeros(IN)])
+    learner = functional.compile_step_function(step, params, jnp.zeros(N), xs[0])
+    carry = learner.init(jnp.full(N, 0.2))
+
+    def gradient(x):
+        def loss(params):
+            after, _ = learner.apply(params, carry, x)
+            return jnp.sum(learner.apply(params, after, x)[1] ** 2)
+
+        return jax.grad(loss)(params)
+
+    found = jax.vmap(gradient)(xs)
+    alone = [gradient(x) for x in xs]
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(found))
+    for n, expected in enumerate(alone):
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key][n], value, atol=1e-13)
