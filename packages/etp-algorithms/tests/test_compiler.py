@@ -289,14 +289,21 @@ print(json.dumps(out))
 
 def test_another_process_with_another_hash_seed_gives_the_same_bits_keys_and_report():
     tests = str(Path(__file__).parent)
-    found = []
-    for seed in ("0", "4711"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, tests, seed], env=env, capture_output=True, text=True, check=False
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, tests, seed],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        for seed in ("0", "4711")
+    ]
+    found = []
+    for process in started:
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors[-2000:]
+        found.append(json.loads(out.splitlines()[-1]))
     assert found[0] == found[1]
 
 

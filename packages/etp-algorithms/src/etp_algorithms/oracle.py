@@ -63,7 +63,8 @@ def bptt_param_gradients(
     def total() -> jax.Array:
         return brainstate.transform.for_loop(lambda x: loss_fn(model.update(x)), inputs).sum()
 
-    return dict(brainstate.transform.grad(total, grad_states=states, check_states=False)())  # unused ones get zero
+    gradient = brainstate.transform.grad(total, grad_states=states, check_states=False)  # unused ones get zero
+    return dict(brainstate.transform.jit(gradient)())
 
 
 def finite_difference_param_gradients(
@@ -163,13 +164,16 @@ def chunked_online_param_gradients(
             return loss_fn(learner(jax.tree.map(lambda a: a[0], window)))[None]
         return jax.vmap(loss_fn)(learner(MultiStepData(window)))
 
-    gradients = learner.etrace_grad(
-        inputs,
-        step_fn=losses if chunk_size > 1 else lambda x: losses(jax.tree.map(lambda a: a[None], x))[0],
-        chunk_size=chunk_size,
-        weights=used,
-        reduction="sum",
-    )
+    def total() -> Any:
+        return learner.etrace_grad(
+            inputs,
+            step_fn=losses if chunk_size > 1 else lambda x: losses(jax.tree.map(lambda a: a[None], x))[0],
+            chunk_size=chunk_size,
+            weights=used,
+            reduction="sum",
+        )
+
+    gradients = brainstate.transform.jit(total)()
     return {
         path: gradients[path] if path in used else jax.tree.map(jnp.zeros_like, state.value)
         for path, state in states.items()
