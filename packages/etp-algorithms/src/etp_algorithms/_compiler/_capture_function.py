@@ -136,7 +136,7 @@ def capture_function(step: StepFunction, params: Any, hidden: Any, x: Any) -> Ca
         outputs=output_trees[0].num_leaves,
         leaves=leaves,
     )
-    return CapturedFunction(roles, *slots, trainable, output_trees[0])
+    return CapturedFunction(roles, slots[0], slots[1], slots[2], trainable, output_trees[0])
 
 
 def _new_state(slot: Slot, before: Any, after: Any) -> list[Any]:

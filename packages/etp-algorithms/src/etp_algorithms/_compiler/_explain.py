@@ -1,7 +1,7 @@
 """Errors of a model's own step, told with the shapes that met."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ class _Shape:
 
 
 @contextlib.contextmanager
-def explain_step(name: str, *, inputs: Any, states: Iterable[tuple[str, Any]]) -> Iterator[None]:
+def explain_step(name: str, *, inputs: Any, states: Iterable[tuple[str, Any]]) -> Generator[None, None, None]:
     """Turn what tracing a step raises into an error that names inputs and states.
 
     Raises:

@@ -48,12 +48,13 @@ def hoist_invariants(equation: Equation) -> tuple[list[Equation], list[Atom]]:
     if not shared and body is scan.body:
         return [equation], list(equation.outputs)
     fixed = body.inputs[: scan.consts]
-    prelude = Program(fixed, tuple(v for e in shared for v in e.outputs), tuple(shared))
+    values = tuple(v for e in shared for v in e.outputs)
+    prelude = Program(fixed, values, tuple(shared))
     before, hoisted = inline(prelude, equation.inputs[: scan.consts], at=equation)
     before = [_at(copy, original) for copy, original in zip(before, shared, strict=True)]
     taken = set(shared)
     rest = tuple(e for e in body.equations if e not in taken)
-    inputs = (*fixed, *prelude.outputs, *body.inputs[scan.consts :])
+    inputs = (*fixed, *values, *body.inputs[scan.consts :])
     operands = [*equation.inputs[: scan.consts], *hoisted, *equation.inputs[scan.consts :]]
     loop = _loop(scan, Program(inputs, body.outputs, rest), operands, unroll=equation.params.get("unroll", 1))
     after, outputs = inline(loop, operands, at=equation)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from etp_algorithms._compiler._links import (
@@ -250,8 +251,9 @@ class PositionAnalysis:
         pairs = {(k, m): link for (k, m), link in self.links(equation).items() if k in given}
         whole = next(iter(pairs.values()), None)
         if isinstance(whole, (Branches, Loop)):
-            through = self._through_branches if isinstance(whole, Branches) else self._through_loop
-            outputs = through(whole, {k: given[k] for k, _ in pairs})
+            inside = {k: given[k] for k, _ in pairs}
+            branches = isinstance(whole, Branches)
+            outputs = self._through_branches(whole, inside) if branches else self._through_loop(whole, inside)
             return {m: outputs[m] for m in dict.fromkeys(m for _, m in pairs)}
         found: dict[int, Labels] = {}
         for (k, m), link in pairs.items():
@@ -263,8 +265,9 @@ class PositionAnalysis:
         pairs = {(k, m): link for (k, m), link in self.links(equation).items() if m in given}
         whole = next(iter(pairs.values()), None)
         if isinstance(whole, (Branches, Loop)):
-            back = self._back_through_branches if isinstance(whole, Branches) else self._back_through_loop
-            inputs = back(whole, {m: given[m] for _, m in pairs})
+            inside = {m: given[m] for _, m in pairs}
+            branches = isinstance(whole, Branches)
+            inputs = self._back_through_branches(whole, inside) if branches else self._back_through_loop(whole, inside)
             return {k: inputs[k] for k in dict.fromkeys(k for k, _ in pairs)}
         found: dict[int, Labels] = {}
         for (k, m), link in pairs.items():
@@ -394,6 +397,7 @@ def _settle(
     iterate: Callable[[dict[int, Labels]], tuple[list[Labels], dict[int, Labels]]], seeds: dict[int, Labels]
 ) -> tuple[list[Labels], dict[int, Labels]]:
     """Feed what an iteration hands to the next one back to it until nothing changes."""
+    fed: dict[int, Labels] = {}
     for _ in range(_MAX_LOOP_ROUNDS):
         results, fed = iterate(seeds)
         joined = {**seeds, **{k: join_labels(seeds.get(k), labels) for k, labels in fed.items()}}

@@ -14,6 +14,7 @@ from etp_algorithms._compiler._links import is_irreversible
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._program import StateLeaf, StepProgram
 from etp_algorithms._compiler._relations import NOT_TEMPORAL, HiddenParamOpRelation
+from etp_core import ETPPrimitive
 from etp_core.jaxpr import Atom, Equation, Variable
 
 __all__ = ["ParameterTrust", "Trust", "judge_parameters"]
@@ -103,7 +104,7 @@ class _Judge:
             self._ending.setdefault(leaf.output, []).append(n)
         self._remembered = analysis.influences(leaf.output for leaf in self._live)
         self._used = analysis.influences(results)
-        self._space_of = {leaf: n for n, space in enumerate(spaces) for leaf in space.leaves}
+        self._space_of: dict[StateLeaf, int] = {leaf: n for n, space in enumerate(spaces) for leaf in space.leaves}
         self._tracing: dict[int, list[HiddenParamOpRelation]] = {}
         for r in relations:
             for number in sorted({n for o in r.operands.values() for n in o.parameters}):
@@ -138,6 +139,7 @@ class _Judge:
             f"{reason} ({equation.primitive.name}, {equation.place})"
             for equation, reason in untraced.items()
             if reason != NOT_TEMPORAL
+            and isinstance(equation.primitive, ETPPrimitive)
             and any(equation.inputs[k] in reach for k in equation.primitive.trainable_invars(equation.params).values())
         )
         return tuple(reasons) or ("it reaches a hidden state through plain operations, not through a marked operator",)
