@@ -70,8 +70,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self.algorithm = algorithm
         self.vjp_method = vjp_method
         self.strict = strict
-        self.control_flow = ControlFlowPolicy()
-        self.kernels = kernels
+        self.control_flow: ControlFlowPolicy = ControlFlowPolicy()
+        self.kernels: Kernels = kernels
         self.memory_limit = memory_limit
         self._captured: CapturedModel | None = None
         self._graph: TraceGraph | None = None
@@ -109,17 +109,17 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         return self._compiled()[1]
 
     @property
-    def param_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+    def param_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """The parameters that the step uses, by path."""
         return _by_path(self._compiled()[0].parameters)
 
     @property
-    def hidden_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+    def hidden_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """The hidden states, by path."""
         return _by_path(self._compiled()[0].hidden)
 
     @property
-    def other_states(self) -> dict[tuple[Any, ...], brainstate.State]:
+    def other_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """Every other state that the step uses, by path."""
         return _by_path(self._compiled()[0].others)
 
@@ -184,7 +184,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         return jax.tree.unflatten(captured.output_tree, outputs)
 
     def fold_gradients(
-        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State], complete: bool
+        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State[Any]], complete: bool
     ) -> tuple[list[Any], Any, Any]:
         """The gradients of single steps, summed over a known sequence, from recorded steps.
 
@@ -305,7 +305,7 @@ def _write(slots: tuple[StateSlot, ...], arrays: list[jax.Array]) -> None:
         slot.write([next(rest) for _ in range(slot.tree.num_leaves)])
 
 
-def _by_path(slots: tuple[StateSlot, ...]) -> dict[tuple[Any, ...], brainstate.State]:
+def _by_path(slots: tuple[StateSlot, ...]) -> dict[tuple[Any, ...], brainstate.State[Any]]:
     return {slot.path: slot.state for slot in slots}
 
 

@@ -27,7 +27,7 @@ class SequenceDrivers:
         step_fn: Callable[..., Any],
         mask: Any = None,
         chunk_size: int | None = None,
-        weights: Mapping[Any, brainstate.State] | None = None,
+        weights: Mapping[Any, brainstate.State[Any]] | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         loss_output: Literal["per_step", "masked", "scalar"] = "per_step",
         has_aux: bool = False,
@@ -134,7 +134,7 @@ class SequenceDrivers:
 
 
 def _add_gradients(
-    loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State]
+    loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State[Any]]
 ) -> tuple[list[Any], Any, Any]:
     """One gradient per entry of ``timed``, summed; with the losses and the aux of every call."""
     gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
@@ -147,7 +147,7 @@ def _add_gradients(
     return total, losses, aux
 
 
-def zeros_like(states: list[brainstate.State]) -> list[Any]:
+def zeros_like(states: list[brainstate.State[Any]]) -> list[Any]:
     return [jax.tree.map(jnp.zeros_like, state.value) for state in states]
 
 

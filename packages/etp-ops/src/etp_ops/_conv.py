@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import join_unit, unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, split_data, split_weight
@@ -297,7 +297,7 @@ def _init_drtrl(x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidd
     return {**traces, "bias": jnp.zeros((*y.shape, num_hidden_state), y.dtype)} if "bias" in weight_vars else traces
 
 
-etp_conv_p = register_primitive("etp_conv", _impl, batched=True, trainable_invars_fn=trainable("weight"))
+etp_conv_p: ETPPrimitive = register_primitive("etp_conv", _impl, batched=True, trainable_invars_fn=trainable("weight"))
 etp_conv_p.register_etp_rules(
     dt_to_t=_dt_to_t,
     xy_to_dw=pull_back(_impl, "weight"),

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import join_unit, unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import split_data, split_weight
@@ -173,7 +173,9 @@ def _init_drtrl(x_var: Any, y_var: Any, weight_vars: Any, num_hidden_state: int)
     return {"weight": jnp.zeros(shape, y_var.aval.dtype)}
 
 
-etp_einsum_p = register_primitive("etp_einsum", _impl, batched=True, trainable_invars_fn=trainable("weight"))
+etp_einsum_p: ETPPrimitive = register_primitive(
+    "etp_einsum", _impl, batched=True, trainable_invars_fn=trainable("weight")
+)
 etp_einsum_p.register_etp_rules(
     dt_to_t=_dt_to_t,
     xy_to_dw=pull_back(_impl, "weight"),

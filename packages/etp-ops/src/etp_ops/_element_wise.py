@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import join_unit
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import split_weight
@@ -73,7 +73,7 @@ def _init_drtrl(x_var: None, y_var: Any, weight_vars: Mapping[str, Any], num_hid
     return {"weight": jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)}
 
 
-etp_elemwise_p = register_primitive(
+etp_elemwise_p: ETPPrimitive = register_primitive(
     "etp_elemwise",
     _impl,
     gradient_enabled=True,

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import fold_leading, split_data, split_weight
 from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, trainable
@@ -93,8 +93,8 @@ def _solve(signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook
     return {"weight": pull_hook(weight_fn, weights["weight"], total)}
 
 
-etp_emb_p = register_primitive("etp_emb", _impl, batched=True, trainable_invars_fn=trainable("weight"))
-etp_emb_v_p = register_primitive("etp_emb_v", _impl, trainable_invars_fn=trainable("weight"))
+etp_emb_p: ETPPrimitive = register_primitive("etp_emb", _impl, batched=True, trainable_invars_fn=trainable("weight"))
+etp_emb_v_p: ETPPrimitive = register_primitive("etp_emb_v", _impl, trainable_invars_fn=trainable("weight"))
 etp_emb_v_p.register_batched_twin(etp_emb_p)
 for _primitive in (etp_emb_p, etp_emb_v_p):
     _primitive.register_etp_rules(

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
@@ -95,8 +95,8 @@ def _solve(
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 
 
-etp_gmm_p = register_primitive("etp_gmm", _impl, batched=True, trainable_invars_fn=trainable("weight"))
-etp_gmv_p = register_primitive("etp_gmv", _impl, trainable_invars_fn=trainable("weight"))
+etp_gmm_p: ETPPrimitive = register_primitive("etp_gmm", _impl, batched=True, trainable_invars_fn=trainable("weight"))
+etp_gmv_p: ETPPrimitive = register_primitive("etp_gmv", _impl, trainable_invars_fn=trainable("weight"))
 etp_gmv_p.register_batched_twin(etp_gmm_p)
 for _primitive in (etp_gmm_p, etp_gmv_p):
     _primitive.register_etp_rules(

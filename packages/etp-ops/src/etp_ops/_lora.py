@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
@@ -146,10 +146,12 @@ def _init_drtrl(x_var: Any, y_var: Any, weight_vars: Any, num_hidden_state: int)
     return {key: jnp.zeros((*batch, *shape, num_hidden_state), y.dtype) for key, shape in shapes.items()}
 
 
-etp_lora_mm_p = register_primitive(
+etp_lora_mm_p: ETPPrimitive = register_primitive(
     "etp_lora_mm", _impl, batched=True, trainable_invars_fn=trainable("lora_b", "lora_a")
 )
-etp_lora_mv_p = register_primitive("etp_lora_mv", _impl, trainable_invars_fn=trainable("lora_b", "lora_a"))
+etp_lora_mv_p: ETPPrimitive = register_primitive(
+    "etp_lora_mv", _impl, trainable_invars_fn=trainable("lora_b", "lora_a")
+)
 etp_lora_mv_p.register_batched_twin(etp_lora_mm_p)
 for _primitive in (etp_lora_mm_p, etp_lora_mv_p):
     _primitive.register_etp_rules(

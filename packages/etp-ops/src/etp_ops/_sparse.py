@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from etp_core import register_primitive
+from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
@@ -181,8 +181,10 @@ def _solve(
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 
 
-etp_sp_mm_p = register_primitive("etp_sp_mm", _impl, batched=True, trainable_invars_fn=trainable("weight"))
-etp_sp_mv_p = register_primitive("etp_sp_mv", _impl, trainable_invars_fn=trainable("weight"))
+etp_sp_mm_p: ETPPrimitive = register_primitive(
+    "etp_sp_mm", _impl, batched=True, trainable_invars_fn=trainable("weight")
+)
+etp_sp_mv_p: ETPPrimitive = register_primitive("etp_sp_mv", _impl, trainable_invars_fn=trainable("weight"))
 etp_sp_mv_p.register_batched_twin(etp_sp_mm_p)
 for _primitive in (etp_sp_mm_p, etp_sp_mv_p):
     _primitive.register_etp_rules(

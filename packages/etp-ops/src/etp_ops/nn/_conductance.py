@@ -65,6 +65,17 @@ class ConductanceEICell(brainstate.nn.Module):
     Source: Gerstner et al. 2014, Neuronal Dynamics, §3.1 and §13.6; Vogels and Abbott 2005.
     """
 
+    num_exc: int
+    num_in: int
+    num_out: int
+    spk_fun: Callable[..., Any]
+    V_initializer: Any
+    dt: Any
+    W_e: SignedWLinear
+    W_i: SignedWLinear
+    g_e: brainstate.HiddenState
+    g_i: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,

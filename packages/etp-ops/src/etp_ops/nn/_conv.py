@@ -17,6 +17,19 @@ Padding = str | int | Sequence[int] | Sequence[Sequence[int]]
 class _Conv(brainstate.nn.Module):
     """What the three have in common; documented at :class:`Conv1d`."""
 
+    channel_first: bool
+    channels_last: bool
+    in_channels: Any
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+    padding: Any
+    dimension_numbers: Any
+    kernel_shape: Any
+    w_mask: Any
+    weight: Any
+
     num_spatial_dims: ClassVar[int]
 
     def __init__(
@@ -34,7 +47,7 @@ class _Conv(brainstate.nn.Module):
         w_mask: Initializer | None = None,
         channel_first: bool = False,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         space = self.num_spatial_dims

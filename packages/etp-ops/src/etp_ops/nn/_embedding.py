@@ -40,6 +40,9 @@ class Embedding(brainstate.nn.Module):
         ValueError: ``padding_idx`` is no row, ``num_embeddings`` is not positive, or an array does not fit its shape.
     """
 
+    embedding_size: Any
+    weight: Any
+
     def __init__(
         self,
         num_embeddings: int,
@@ -51,7 +54,7 @@ class Embedding(brainstate.nn.Module):
         scale_grad_by_freq: bool = False,
         freeze: bool = False,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         _refuse(max_norm, norm_type, scale_grad_by_freq)
@@ -77,7 +80,7 @@ class Embedding(brainstate.nn.Module):
         scale_grad_by_freq: bool = False,
         freeze: bool = True,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> "Embedding":
         """An embedding with a given table ``(N, *D)``, frozen by default.
 

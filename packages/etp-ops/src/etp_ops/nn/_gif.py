@@ -70,6 +70,14 @@ class GIF(brainstate.nn.Module):
     Source: Mihalas and Niebur 2009, A generalized linear integrate-and-fire neural model.
     """
 
+    V_initializer: Any
+    Vth_initializer: Any
+    I1_initializer: Any
+    I2_initializer: Any
+    spk_fun: Callable[..., Any]
+    dt: Any
+    V_th: brainstate.HiddenState
+
     def __init__(
         self,
         in_size: Size,

@@ -31,6 +31,8 @@ class GroupedLinear(brainstate.nn.Module):
         ValueError: an array does not fit its shape.
     """
 
+    weight: Any
+
     def __init__(
         self,
         num_groups: int,
@@ -39,7 +41,7 @@ class GroupedLinear(brainstate.nn.Module):
         w_init: Initializer = KAIMING_NORMAL,
         b_init: Initializer | None = ZERO,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         self.in_size, self.out_size = (num_groups, in_features), (num_groups, out_features)

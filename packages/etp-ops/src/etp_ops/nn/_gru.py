@@ -39,6 +39,11 @@ class GRUCell(brainstate.nn.RNNCell):
     Source: Cho et al. 2014, Learning phrase representations using RNN encoder-decoder.
     """
 
+    activation: Callable[..., Any]
+    Wrz: Linear
+    Wh: Linear
+    h: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,
@@ -97,6 +102,11 @@ class MGUCell(brainstate.nn.RNNCell):
 
     Source: Zhou et al. 2016, Minimal gated unit for recurrent neural networks.
     """
+
+    activation: Callable[..., Any]
+    Wf: Linear
+    Wh: Linear
+    h: brainstate.HiddenState
 
     def __init__(
         self,
@@ -159,6 +169,12 @@ class CFNCell(brainstate.nn.RNNCell):
     Source: Laurent and von Brecht 2017, A recurrent neural network without chaos.
     """
 
+    activation: Callable[..., Any]
+    Wf: Linear
+    Wi: Linear
+    Wh: Linear
+    h: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,
@@ -217,6 +233,10 @@ class MiniGRU(brainstate.nn.RNNCell):
 
     Source: Feng et al. 2024, Were RNNs all we needed?, with the gate reading the state.
     """
+
+    W_x: Linear
+    W_z: Linear
+    h: brainstate.HiddenState
 
     def __init__(
         self,

@@ -49,6 +49,9 @@ class LIF(brainstate.nn.Module):
     Source: Gerstner et al. 2014, Neuronal Dynamics, §1.3.
     """
 
+    V_initializer: Any
+    dt: Any
+
     def __init__(
         self,
         in_size: Size,
@@ -128,6 +131,13 @@ class ALIF(brainstate.nn.Module):
 
     Source: Bellec et al. 2018, Long short-term memory and learning-to-learn in networks of spiking neurons.
     """
+
+    tau_a: Any
+    beta: Any
+    V_initializer: Any
+    a_initializer: Any
+    dt: Any
+    a: brainstate.HiddenState
 
     def __init__(
         self,

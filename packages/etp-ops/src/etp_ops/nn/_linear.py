@@ -45,6 +45,9 @@ class Linear(brainstate.nn.Module):
         ValueError: sizes do not match, or an array does not fit its shape.
     """
 
+    w_mask: Any
+    weight: Any
+
     def __init__(
         self,
         in_size: Size,
@@ -53,7 +56,7 @@ class Linear(brainstate.nn.Module):
         b_init: Initializer | None = ZERO,
         w_mask: Initializer | None = None,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         self.in_size, self.out_size = matching_sizes(in_size, out_size)
@@ -88,6 +91,9 @@ class SignedWLinear(brainstate.nn.Module):
         ValueError: sizes do not match, or an array does not fit its shape.
     """
 
+    w_sign: Any
+    weight: Any
+
     def __init__(
         self,
         in_size: Size,
@@ -95,7 +101,7 @@ class SignedWLinear(brainstate.nn.Module):
         w_init: Initializer = KAIMING_NORMAL,
         w_sign: Initializer | None = None,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         self.in_size, self.out_size = matching_sizes(in_size, out_size)
@@ -135,6 +141,9 @@ class ScaledWSLinear(brainstate.nn.Module):
     Source: Qiao et al. 2019, Weight standardization; Brock et al. 2021 for the scale.
     """
 
+    w_mask: Any
+    weight: Any
+
     def __init__(
         self,
         in_size: Size,
@@ -145,7 +154,7 @@ class ScaledWSLinear(brainstate.nn.Module):
         ws_gain: bool = True,
         eps: float = 1e-4,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         self.in_size, self.out_size = matching_sizes(in_size, out_size)

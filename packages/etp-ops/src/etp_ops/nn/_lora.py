@@ -35,6 +35,10 @@ class LoRA(brainstate.nn.Module):
     Source: Hu et al. 2021, LoRA: low-rank adaptation of large language models.
     """
 
+    in_features: int
+    out_features: int
+    weight: Any
+
     def __init__(
         self,
         in_features: int,
@@ -43,7 +47,7 @@ class LoRA(brainstate.nn.Module):
         *,
         base_module: Callable[..., Any] | None = None,
         kernel_init: Initializer = _LECUN_NORMAL,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
         in_size: Sequence[int] | None = None,
     ) -> None:
         super().__init__()

@@ -50,6 +50,18 @@ class LRUCell(brainstate.nn.RNNCell):
     Source: Orvieto et al. 2023, Resurrecting recurrent neural networks for long sequences.
     """
 
+    d_model: int
+    d_hidden: int
+    nu_log: brainstate.ParamState
+    theta_log: brainstate.ParamState
+    gamma_log: brainstate.ParamState
+    B_re: Linear
+    B_im: Linear
+    C_re: Linear
+    C_im: Linear
+    h_re: brainstate.HiddenState
+    h_im: brainstate.HiddenState
+
     def __init__(
         self,
         d_model: int,

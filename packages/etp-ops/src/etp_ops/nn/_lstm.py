@@ -41,6 +41,10 @@ class LSTMCell(brainstate.nn.RNNCell):
     Source: Hochreiter and Schmidhuber 1997; the bias of the forget gate after Jozefowicz et al. 2015.
     """
 
+    activation: Callable[..., Any]
+    c: brainstate.HiddenState
+    h: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,
@@ -104,6 +108,11 @@ class URLSTMCell(brainstate.nn.RNNCell):
     Source: Gu et al. 2020, Improving the gating mechanism of recurrent neural networks.
     """
 
+    activation: Callable[..., Any]
+    bias: brainstate.ParamState
+    c: brainstate.HiddenState
+    h: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,
@@ -166,6 +175,11 @@ class MiniLSTM(brainstate.nn.RNNCell):
 
     Source: Feng et al. 2024, Were RNNs all we needed?, with gates that read the state.
     """
+
+    W_x: Linear
+    W_f: Linear
+    W_i: Linear
+    h: brainstate.HiddenState
 
     def __init__(
         self,

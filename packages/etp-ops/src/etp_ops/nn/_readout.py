@@ -35,6 +35,12 @@ class LeakyRateReadout(brainstate.nn.Module):
     Source: Bellec et al. 2020, A solution to the learning dilemma for recurrent networks of spiking neurons.
     """
 
+    tau: Any
+    r_init: Any
+    dt: Any
+    weight: brainstate.ParamState
+    r: brainstate.HiddenState
+
     def __init__(
         self,
         in_size: Size,

@@ -36,6 +36,9 @@ class ValinaRNNCell(brainstate.nn.RNNCell):
     Source: Elman 1990, Finding structure in time.
     """
 
+    activation: Callable[..., Any]
+    h: brainstate.HiddenState
+
     def __init__(
         self,
         num_in: int,
@@ -91,6 +94,10 @@ class MinimalRNNCell(brainstate.nn.RNNCell):
 
     Source: Chen 2017, MinimalRNN: toward more interpretable and trainable recurrent neural networks.
     """
+
+    phi: Any
+    W_u: Linear
+    h: brainstate.HiddenState
 
     def __init__(
         self,

@@ -31,13 +31,15 @@ class SparseLinear(brainstate.nn.Module):
         ValueError: ``in_size`` is not ``I``, or an array does not fit its shape.
     """
 
+    weight: Any
+
     def __init__(
         self,
         spar_mat: Any,
         b_init: Initializer | None = None,
         in_size: Size | None = None,
         name: str | None = None,
-        param_type: type[brainstate.State] = brainstate.ParamState,
+        param_type: type[brainstate.State[Any]] = brainstate.ParamState,
     ) -> None:
         super().__init__(name=name)
         self.spar_mat = spar_mat
