@@ -142,7 +142,6 @@ def test_a_cut_is_reported_once_and_again_at_every_compilation(name):
     assert len(first) == 1
 
 
-@pytest.mark.xfail(reason="equations inside a cached jit of JAX keep the source of whoever traced it first")
 def test_a_cut_inside_a_library_function_names_the_users_line():
     first = transition(MIXINGS["sort"])
     compiled(first, XS[0], 2)
@@ -175,7 +174,6 @@ def test_a_weight_behind_a_weight_is_information_and_says_where():
     assert (found.kind, found.level, found.path) == (ea.DiagnosticKind.WEIGHT_BEHIND_WEIGHT, "info", "Wr")
 
 
-@pytest.mark.xfail(reason="frames of the run-time type checkers are taken for the user's")
 def test_a_recurrence_through_a_marked_operator_is_named_in_the_trust():
     report = compiled(DIAGONAL["dense_tanh"][0], XS[0], 2).report
     assert "recurrence through etp_mm is cut (models.py:" in report["W"].reasons[0]

@@ -50,6 +50,8 @@ _INNER_FRAMES = (
     "/etp_ops/_",
     "/etp_algorithms/",
     "functools.py",
+    "/jaxtyping/",
+    "/beartype/",
 )
 _FOREIGN_FRAMES = (*_INNER_FRAMES, "/etp_ops/", "/brainstate/")
 
@@ -102,24 +104,14 @@ class Equation:
     @property
     def source(self) -> str:
         """``file:line (function)`` of the user's line that made this equation."""
-        frame = self._user_frame()
+        frame = _user_frame(self.source_info)
         return "unknown source" if frame is None else f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
 
     @property
     def place(self) -> str:
         """The same in short: the file's name and the line."""
-        frame = self._user_frame()
+        frame = _user_frame(self.source_info)
         return "unknown source" if frame is None else f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
-
-    def _user_frame(self) -> Any | None:
-        """The innermost frame of the user; inside a layer that this workspace or brainstate ships, the layer's own."""
-        traceback = getattr(self.source_info, "traceback", None)
-        frames = () if traceback is None else traceback.frames
-        for foreign in (_FOREIGN_FRAMES, _INNER_FRAMES):
-            for frame in frames:
-                if not any(part in frame.file_name for part in foreign):
-                    return frame
-        return None
 
     def __repr__(self) -> str:
         return f"{self.primitive.name} at {self.source}"
@@ -157,7 +149,8 @@ def _open(closed: Any) -> tuple[Sequence[Any], Sequence[Any], Any]:
     return jaxpr.invars, getattr(closed, "consts", ()), jaxpr
 
 
-def _inline(jaxpr: Any, operands: Sequence[Atom], equations: list[Equation]) -> list[Atom]:
+def _inline(jaxpr: Any, operands: Sequence[Atom], equations: list[Equation], call: Any = None) -> list[Atom]:
+    """Append the equations of ``jaxpr`` on ``operands``; ``call`` is the source of the call they stand in, if any."""
     env: dict[Any, Atom] = dict(zip([*jaxpr.constvars, *jaxpr.invars], operands, strict=True))
 
     def read(atom: Any) -> Atom:
@@ -165,15 +158,39 @@ def _inline(jaxpr: Any, operands: Sequence[Atom], equations: list[Equation]) -> 
 
     for eqn in jaxpr.eqns:
         inputs = tuple(read(v) for v in eqn.invars)
+        source = eqn.source_info if call is None or _stands_in(eqn.source_info, call) else call
         if eqn.primitive in _CALLS:
             _, consts, inner = _open(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
-            outputs = _inline(inner, [*(Constant(c) for c in consts), *inputs], equations)
+            outputs = _inline(inner, [*(Constant(c) for c in consts), *inputs], equations, source)
             env.update(zip(eqn.outvars, outputs, strict=True))
         else:
             made = tuple(Variable(v.aval) for v in eqn.outvars)
-            equations.append(Equation(eqn.primitive, inputs, made, eqn.params, eqn.source_info, eqn.ctx))
+            equations.append(Equation(eqn.primitive, inputs, made, eqn.params, source, eqn.ctx))
             env.update(zip(eqn.outvars, made, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _frames(source_info: Any) -> Sequence[Any]:
+    traceback = getattr(source_info, "traceback", None)
+    return () if traceback is None else traceback.frames
+
+
+def _user_frame(source_info: Any) -> Any | None:
+    """The innermost frame of the user; inside a layer that this workspace or brainstate ships, the layer's own."""
+    frames = _frames(source_info)
+    for foreign in (_FOREIGN_FRAMES, _INNER_FRAMES):
+        for frame in frames:
+            if not any(part in frame.file_name for part in foreign):
+                return frame
+    return None
+
+
+def _stands_in(source_info: Any, call: Any) -> bool:
+    """Whether an equation was traced at this call; JAX caches jits with the source of whoever traced them first."""
+    caller = _user_frame(call)
+    return caller is None or any(
+        (frame.file_name, frame.line_num) == (caller.file_name, caller.line_num) for frame in _frames(source_info)
+    )
 
 
 def inline(program: Program, operands: Sequence[Atom], *, at: Equation) -> tuple[list[Equation], list[Atom]]:

@@ -5,6 +5,11 @@ model can be learned forward in time. Every module here is a ``brainstate.nn.Mod
 activations, normalisations, poolings and drop-out come from ``brainstate.nn`` itself. Needs the extra ``nn``.
 """
 
+from importlib.util import find_spec
+
+if find_spec("brainstate") is None:
+    raise ImportError('etp_ops.nn needs brainstate, which is not installed: pip install "etp-ops[nn]"')
+
 from etp_ops.nn import surrogate
 from etp_ops.nn._conductance import ConductanceEICell
 from etp_ops.nn._conv import Conv1d, Conv2d, Conv3d

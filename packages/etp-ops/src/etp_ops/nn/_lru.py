@@ -23,14 +23,14 @@ class LRUCell(brainstate.nn.RNNCell):
         h ← λ h + e^γ (B x)
         y = Re(C h) + D x
 
-    ``h``, ``B`` and ``C`` are kept as real and imaginary parts. Initially |λ| is spread over the ring between ``r_min``
-    and ``r_max``, the phase between 0 and ``max_phase``, and e^γ = √(1 − |λ|²).
+    ``h``, ``B`` and ``C`` are kept as real and imaginary parts. Initially the magnitude of λ is spread over the ring
+    between ``r_min`` and ``r_max``, the phase between 0 and ``max_phase``, and e^γ = √(1 − λ λ*).
 
     Args:
         d_model: width of input and output.
         d_hidden: hidden width.
-        r_min: least initial |λ|.
-        r_max: largest initial |λ|.
+        r_min: least initial magnitude of λ.
+        r_max: largest initial magnitude of λ.
         max_phase: largest initial phase.
         name: name of the module.
 
