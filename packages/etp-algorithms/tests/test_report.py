@@ -3,6 +3,7 @@
 import io
 import json
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import pytest
@@ -113,3 +114,13 @@ def test_rich_prints_a_coloured_table():
     text = console.export_text()
     assert all(name in text for name in GRADES)
     assert "diagonal" in text
+
+
+def test_a_parameter_that_the_step_never_reads_is_listed_as_unused():
+    def with_a_spare():
+        model = EXACT["leaky"]()
+        model.spare = brainstate.ParamState({"weight": jnp.ones(3)})
+        return model
+
+    row = compiled(with_a_spare, XS[0], 2).report["spare.weight"]
+    assert (row.trust.value, row.reasons) == ("unused", ("the step never reads it",))

@@ -127,7 +127,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def report(self) -> TrustReport:
         """What each parameter's gradient contains and costs."""
         captured, graph, _, traces = self._compiled()
-        return make_report(self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics))
+        return make_report(
+            self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics), captured.unused
+        )
 
     def update(self, *args: Any) -> Any:
         """Run one step, or the steps of the :class:`MultiStepData` among ``args``.

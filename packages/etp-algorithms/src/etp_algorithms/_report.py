@@ -91,13 +91,20 @@ class TrustReport:
 
 
 def make_report(
-    algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, diagnostics: tuple[Diagnostic, ...]
+    algorithm: TraceAlgorithm,
+    graph: TraceGraph,
+    traces: Any,
+    diagnostics: tuple[Diagnostic, ...],
+    unused: tuple[tuple[Any, ...], ...] = (),
 ) -> TrustReport:
-    """The report of one algorithm on one graph, with the memory of ``traces``."""
+    """The report of one algorithm on one graph, with the memory of ``traces``; ``unused`` are parameters it lacks."""
     sizes = {key: bytes_of(value) for key, value in algorithm.by_link(traces).items()}
     return TrustReport(
         algorithm=algorithm.name,
-        parameters=tuple(_row(algorithm, graph, verdict, sizes) for verdict in graph.trust),
+        parameters=(
+            *(_row(algorithm, graph, verdict, sizes) for verdict in graph.trust),
+            *(_unread(".".join(map(str, path))) for path in unused),
+        ),
         trace_bytes=bytes_of(traces),
         diagnostics=diagnostics,
     )
@@ -121,6 +128,10 @@ def _row(
         trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
         reasons=verdict.reasons,
     )
+
+
+def _unread(name: str) -> ParameterReport:
+    return ParameterReport(name, Trust.UNUSED, (), (), 0, ("the step never reads it",))
 
 
 def _cells(row: ParameterReport) -> tuple[str, ...]:

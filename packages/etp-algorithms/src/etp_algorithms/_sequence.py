@@ -47,7 +47,8 @@ class SequenceDrivers:
             mask: weight of each step's loss, shape ``(T,)``; it never touches the traces.
             chunk_size: steps per gradient; None or 1 is step by step.
             weights: the states to differentiate; default: all parameters of the learner.
-            reduction: ``"mean"`` divides by the sum of the mask (by ``T`` without one), ``"sum"`` does not.
+            reduction: ``"mean"`` divides by the sum of the mask (by ``T`` without one; never by less than 1),
+                ``"sum"`` does not.
             loss_output: the losses per step, the losses times the mask, or their reduction as one scalar.
             has_aux: ``step_fn`` returns ``(loss, aux)``.
             return_value: return the losses too.

@@ -142,9 +142,8 @@ def chunked_online_param_gradients(
     Args:
         factory: builds the model.
         inputs: a pytree of arrays whose leading axis is time.
-        algo_factory: makes the learner from the model, for example ``lambda m: D_RTRL(m)``. By default a learner
-            folds single steps of a known sequence without calling every rule; to judge the rules of a primitive,
-            make it with ``kernels="reference"``.
+        algo_factory: makes the learner from the model, for example ``lambda m: D_RTRL(m)``. It is driven step by
+            step: a folded sequence would never read its trace.
         chunk_size: steps per window; it divides the sequence.
         loss_fn: the loss of one step's output.
         batch_size: passed to ``init_state``.
@@ -153,6 +152,7 @@ def chunked_online_param_gradients(
         Gradients by the path of the parameter state.
     """
     learner = algo_factory(_build(factory, batch_size))
+    learner.kernels = "reference"
     learner.compile_graph(jax.tree.map(lambda a: a[0], inputs))
     states = learner.model.states(brainstate.ParamState)
     used = {path: state for path, state in states.items() if path in learner.param_states}

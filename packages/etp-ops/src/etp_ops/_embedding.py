@@ -5,9 +5,10 @@ the ``N`` rows, and the trace is that of the dense product with it, kept for ``V
 
     ε_V[.., n, d] ← D[.., d] ε_V[.., n, d] + [n = index] Df[.., d].
 
-Memory: ``B · N · D`` numbers per hidden state, and every step touches all of them, since a row that was read
-once fades at the pace of its hidden state. For a large vocabulary use a factorised trace (pp_prop: ``N + D``
-numbers), which low-passes the one-hot view of the index (``pp_input``).
+Memory: ``B · N · D`` numbers per hidden state. A live step touches all of them, since a row that was read once
+fades at the pace of its hidden state; a window touches them once, and a complete sequence that is folded never
+(it scatters into the rows that were read). For a large vocabulary on a stream use a factorised trace (pp_prop:
+``N + D`` numbers), which low-passes the one-hot view of the index (``pp_input``).
 
 Out of range means what it means in JAX: negative indices count from the end, others are clipped to the table.
 """
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from etp_core import ETPPrimitive, register_primitive
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import fold_leading, split_data, split_weight
-from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, trainable
+from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, sum_over_batch, trainable
 
 __all__ = ["embedding", "etp_emb_p", "etp_emb_v_p"]
 
@@ -87,9 +88,16 @@ def _instant(x: jax.Array, df: jax.Array, weights: Arrays, **_: Any) -> Arrays:
     return {"weight": _one_hot(x, weights)[..., :, None] * df[..., None, :]}
 
 
+def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, **_: Any) -> Arrays:
+    """Only the rows that were read are written."""
+    weight, batch = weights["weight"], x_seq.shape[1:]
+    rows = _row(x_seq, weight)
+    lanes = (jnp.broadcast_to(jnp.arange(batch[0]), x_seq.shape),) if batch else ()
+    return {"weight": jnp.zeros((*batch, *weight.shape), df_seq.dtype).at[(*lanes, rows)].add(df_seq)}
+
+
 def _solve(signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None) -> Arrays:
-    batch = "b" * (signal.ndim - 1)
-    total = jnp.einsum(f"{batch}d,{batch}nd->nd", signal, trace["weight"])
+    total = signal * trace["weight"] if signal.ndim == 1 else sum_over_batch("d,nd->nd", signal, trace["weight"])
     return {"weight": pull_hook(weight_fn, weights["weight"], total)}
 
 
@@ -104,5 +112,6 @@ for _primitive in (etp_emb_p, etp_emb_v_p):
         init_pp=init_pp,
         instant=_instant,
         solve=_solve,
+        window=_window,
         pp_input=_one_hot,
     )

@@ -17,7 +17,7 @@ from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
-from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, solve_bias, trainable
+from etp_ops._rules import Arrays, init_parameter_shaped, init_pp, pull_back, solve_bias, sum_over_batch, trainable
 
 __all__ = ["etp_gmm_p", "etp_gmv_p", "grouped_matmul"]
 
@@ -86,11 +86,18 @@ def _instant(x: jax.Array, df: jax.Array, weights: Arrays, **_: Any) -> Arrays:
     return {**term, "bias": df} if "bias" in weights else term
 
 
+def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, **_: Any) -> Arrays:
+    term = {"weight": jnp.einsum("t...gk,t...gn->...gkn", x_seq, df_seq)}
+    return {**term, "bias": df_seq.sum(0)} if "bias" in weights else term
+
+
 def _solve(
     signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None, bias_fn: Hook = None, **_: Any
 ) -> Arrays:
-    batch = "b" * (signal.ndim - 2)
-    total = jnp.einsum(f"{batch}gn,{batch}gkn->gkn", signal, trace["weight"])
+    if signal.ndim == 2:
+        total = signal[..., None, :] * trace["weight"]
+    else:
+        total = sum_over_batch("gn,gkn->gkn", signal, trace["weight"])
     gradient = {"weight": pull_hook(weight_fn, weights["weight"], total)}
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 
@@ -106,4 +113,5 @@ for _primitive in (etp_gmm_p, etp_gmv_p):
         init_pp=init_pp,
         instant=_instant,
         solve=_solve,
+        window=_window,
     )

@@ -25,7 +25,7 @@ from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
 from etp_ops._hooks import Hook, apply_hook, pull_hook
 from etp_ops._operands import bias_operands, fold_leading, split_data, split_weight
-from etp_ops._rules import Arrays, init_pp, pull_back, solve_bias, trainable
+from etp_ops._rules import Arrays, init_pp, pull_back, solve_bias, sum_over_batch, trainable
 
 __all__ = ["etp_lora_mm_p", "etp_lora_mv_p", "lora_matmul"]
 
@@ -118,6 +118,14 @@ def _instant(
     return {**term, "bias": df} if "bias" in weights else term
 
 
+def _window(
+    x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, *, alpha: float = 1.0, b_fn: Hook = None, **_: Any
+) -> Arrays:
+    inner = alpha * (x_seq @ apply_hook(b_fn, weights["lora_b"]))
+    term = {key: jnp.einsum("t...i,t...o->...io", data, df_seq) for key, data in (("lora_b", x_seq), ("lora_a", inner))}
+    return {**term, "bias": df_seq.sum(0)} if "bias" in weights else term
+
+
 def _solve(
     signal: jax.Array,
     trace: Arrays,
@@ -129,8 +137,10 @@ def _solve(
     bias_fn: Hook = None,
     **_: Any,
 ) -> Arrays:
-    batch = "b" * (signal.ndim - 1)
-    effective, outer = (jnp.einsum(f"{batch}o,{batch}io->io", signal, trace[key]) for key in ("lora_b", "lora_a"))
+    if signal.ndim == 1:
+        effective, outer = (signal * trace[key] for key in ("lora_b", "lora_a"))
+    else:
+        effective, outer = (sum_over_batch("o,io->io", signal, trace[key]) for key in ("lora_b", "lora_a"))
     inner = alpha * (effective @ apply_hook(a_fn, weights["lora_a"]).T)
     gradient = {
         "lora_b": pull_hook(b_fn, weights["lora_b"], inner),
@@ -161,4 +171,5 @@ for _primitive in (etp_lora_mm_p, etp_lora_mv_p):
         init_pp=init_pp,
         instant=_instant,
         solve=_solve,
+        window=_window,
     )

@@ -166,6 +166,11 @@ def _instant(x: jax.Array, df: jax.Array, weights: Arrays, *, sparse_mat: Struct
     return {**term, "bias": df} if "bias" in weights else term
 
 
+def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, *, sparse_mat: Structure, **_: Any) -> Arrays:
+    term = {"weight": (x_seq[..., sparse_mat.rows] * df_seq[..., sparse_mat.cols]).sum(0)}
+    return {**term, "bias": df_seq.sum(0)} if "bias" in weights else term
+
+
 def _solve(
     signal: jax.Array,
     trace: Arrays,
@@ -194,4 +199,5 @@ for _primitive in (etp_sp_mm_p, etp_sp_mv_p):
         init_pp=init_pp,
         instant=_instant,
         solve=_solve,
+        window=_window,
     )

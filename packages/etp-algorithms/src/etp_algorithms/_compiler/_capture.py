@@ -55,6 +55,7 @@ class CapturedModel:
         argument_avals: their shapes and dtypes.
         output_tree: the structure of the output.
         diagnostics: states that are used but are not part of the model.
+        unused: the paths of the parameter arrays of the model that the step never reads.
     """
 
     step: StepProgram
@@ -65,6 +66,7 @@ class CapturedModel:
     argument_avals: tuple[jax.ShapeDtypeStruct, ...]
     output_tree: Any
     diagnostics: tuple[Diagnostic, ...]
+    unused: tuple[tuple[Any, ...], ...]
 
     def follow(self, model: brainstate.nn.Module) -> "CapturedModel":
         """The same for the states that ``model`` holds now: to initialise a model again may make new ones."""
@@ -139,6 +141,12 @@ def capture_module(model: brainstate.nn.Module, *args: Any) -> CapturedModel:
         argument_avals=tuple(_aval(leaf) for leaf in argument_leaves),
         output_tree=jax.tree.structure(output_shapes),
         diagnostics=diagnostics,
+        unused=tuple(
+            (*path, *key)
+            for path, state in model.states(brainstate.ParamState).items()
+            if all(state is not one for one in used)
+            for key in _leaf_keys(state.value)
+        ),
     )
 
 
