@@ -75,23 +75,23 @@ def install(session: nox.Session, package: str) -> None:
         session.run("python", "-I", ".ci/import_all.py", import_name(package), *options)
 
 
-@nox.session(python=sorted(PYTHONS))
+@nox.session(python=sorted(PYTHONS), allow_parallel=True)
 @each_package
 def tests(session: nox.Session, package: str) -> None:
     """The tests of one package, with nothing installed but what it declares."""
     sync(session, "--package", package, groups=["test"])
     session.run("uv", "pip", "check")
-    run_tests(session, package, *session.posargs)
+    run_tests(session, package, *session.posargs, thorough=session.python in (LOWEST, DEFAULT))
 
 
-@nox.session(python=LOWEST)
+@nox.session(python=LOWEST, allow_parallel=True)
 @each_package
 def lowest(session: nox.Session, package: str) -> None:
     """The same tests on the lowest versions that the package accepts."""
     path = f"packages/{package}"
     test_group = f"--group={path}/pyproject.toml:test"
     session.install("--resolution=lowest-direct", f"--reinstall-package={package}", f"./{path}", test_group)
-    run_tests(session, package, *session.posargs)
+    run_tests(session, package, *session.posargs, thorough=False)
 
 
 @nox.session(python=DEFAULT)
@@ -188,9 +188,13 @@ def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
     session.run_install("uv", "sync", *options, *what, env=environment)
 
 
-def run_tests(session: nox.Session, package: str, *options: str) -> None:
-    """Run a package's tests; all of them means the examples in its docstrings too."""
-    session.run("pytest", f"packages/{package}/tests", *options)
+def run_tests(session: nox.Session, package: str, *options: str, thorough: bool = True) -> None:
+    """Run a package's tests; all of them means the examples in its docstrings too.
+
+    The thorough ones repeat one check over every model, operator and layer; they run once for each line of JAX.
+    """
+    chosen = () if thorough or options else ("-m", "not property and not gpu and not soak and not thorough")
+    session.run("pytest", f"packages/{package}/tests", *chosen, *options)
     if not options:
         session.run("pytest", "--doctest-modules", "--pyargs", import_name(package), success_codes=[0, 5])
 

@@ -18,6 +18,8 @@ import etp_algorithms
 from etp_algorithms import oracle
 from etp_ops import nn
 
+pytestmark = pytest.mark.thorough
+
 STEPS, BATCH = 6, 2
 
 

@@ -12,6 +12,8 @@ from etp_ops import conv, einsum, element_wise, embedding, grouped_matmul, lora_
 from .helpers import compiled, initialised, quietly, trusts
 from .models import Cell, array, cell
 
+pytestmark = pytest.mark.thorough
+
 T, B, N = 5, 2, 4
 RANDOM = array(3, T, B, 3, scale=1.0)
 IMAGES = array(4, T, B, 2, 6, scale=1.0)

@@ -14,6 +14,8 @@ import etp_ops as ops
 from etp_core import ETPPrimitive, RelationLostWarning
 from etp_core.testing import check_primitive
 
+pytestmark = pytest.mark.thorough
+
 BATCH, IN, OUT, GROUPS, RANK, VOCABULARY, T = 3, 4, 5, 2, 2, 6, 6
 RNG = np.random.default_rng(11)
 STRUCTURE = u.sparse.CSR.fromdense(jnp.asarray(RNG.normal(size=(IN, OUT)) * (RNG.random((IN, OUT)) < 0.5)))
