@@ -71,7 +71,7 @@ def _impl(x: jax.Array, weight: jax.Array, *, weight_fn: Hook = None) -> jax.Arr
 
 def _row(index: jax.Array, weight: jax.Array) -> jax.Array:
     rows = weight.shape[0]
-    index = index.astype(jnp.int_)  # wide enough to add the number of rows
+    index = index.astype(jnp.result_type(int))  # wide enough to add the number of rows
     return jnp.clip(jnp.where(index < 0, index + rows, index), 0, rows - 1)
 
 
