@@ -32,9 +32,9 @@ def test_example_runs_its_smoke_test(script, tmp_path):
 
 
 @each_example
-def test_example_refuses_an_unknown_option_and_shows_the_known_ones(script, tmp_path):
+def test_example_refuses_an_unknown_option_and_names_it(script, tmp_path):
     finished = run(script, "--no-such-option", cwd=tmp_path)
     assert finished.returncode == 2
-    assert "--smoke" in finished.stderr
+    assert "--no-such-option" in finished.stderr.splitlines()[-1]
     assert "--no-such-option" in finished.stderr.splitlines()[-1]
     assert "Traceback" not in finished.stderr
