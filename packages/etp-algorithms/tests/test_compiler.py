@@ -308,3 +308,14 @@ def test_another_process_with_another_hash_seed_gives_the_same_bits_keys_and_rep
 def test_trace_keys_are_made_of_numbers_and_names():
     learner = compiled(EXACT["one_drive_two_groups"], XS[0], 2)
     assert sorted(learner.traces.value) == ["0:etp_mm->0", "0:etp_mm->1"]
+
+
+def test_empty_slices_of_a_state_are_followed_too():
+    @simple()
+    def with_an_empty_half(self, x):
+        left, right = self.h.value[..., :0], self.h.value[..., 0:]
+        self.h.value = 0.5 * jnp.concatenate([right, left], -1) + matmul(x, self.W.value)
+        return self.h.value
+
+    report = compiled(with_an_empty_half, XS[0], 2).report
+    assert [row.trust.value for row in report.parameters] == ["exact"]

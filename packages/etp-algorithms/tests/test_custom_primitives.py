@@ -12,10 +12,10 @@ import pytest
 import etp_algorithms as ea
 from etp_algorithms import oracle
 from etp_core import MissingRuleError, register_primitive
-from etp_ops import matmul
+from etp_ops import lora_matmul, matmul
 
 from .helpers import compiled, gradient_of, initialised, largest_error, relation_set, trusts
-from .models import EXACT, IN, Cell, N, array, inputs, simple
+from .models import EXACT, IN, Cell, N, array, cell, inputs, simple
 
 XS = inputs(batch=2)
 _numbers = itertools.count()
@@ -297,3 +297,26 @@ def test_gradients_are_those_of_the_built_in_operator():
 def built_in(self, x):
     self.h.value = jnp.tanh(0.7 * self.h.value + matmul(x, self.W.value, self.b.value))
     return self.h.value
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("frozen", ["A", "B"])
+def test_a_low_rank_product_with_a_factor_that_is_no_parameter_is_learned_within_a_window_and_says_so(frozen, kernels):
+    xs = inputs(batch=2)
+
+    def half_frozen():
+        model = cell({"h": (N,)}, lambda: {"A": array(0, 2, N), "B": array(1, IN, 2)})(low_rank)()
+        setattr(model, frozen, brainstate.LongTermState(getattr(model, frozen).value))
+        return model
+
+    def low_rank(self, x):
+        self.h.value = 0.5 * self.h.value + lora_matmul(x, self.B.value, self.A.value)
+        return self.h.value
+
+    learner = compiled(half_frozen, xs[0], 2, kernels=kernels)
+    (row,) = learner.report.parameters
+    assert (row.trust.value, learner.graph.hidden_param_op_relations) == ("window", ())
+    assert f"operand lora_{frozen.lower()}" in row.reasons[0]
+    found = learner.etrace_grad(xs[:1], step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum")
+    expected = oracle.bptt_param_gradients(half_frozen, xs[:1], batch_size=2)
+    assert oracle.relative_deviation(found, expected) < 1e-13

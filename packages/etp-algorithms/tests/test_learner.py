@@ -607,3 +607,17 @@ def test_a_learner_learns():
         for path, state in learner.param_states.items():
             state.value -= 0.03 * gradients[path]
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_initialising_the_learner_starts_a_new_sequence_without_traces():
+    learner = learner_of()
+    for x in XS:
+        learner(x)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(learner.traces.value))
+    brainstate.nn.init_all_states(learner, batch_size=2)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(learner.traces.value))
+
+
+def test_traces_are_stored_in_floating_point_only():
+    with pytest.raises(TypeError, match="trace_dtype must be a floating-point type or None, got int8"):
+        ea.D_RTRL(EXACT["leaky"](), trace_dtype=jnp.int8)

@@ -42,7 +42,7 @@ def compile(
         *example_inputs: inputs of one step, with the batch axis if there is one.
         batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
         seed: seed of the random numbers that the initialisation draws.
-        verbose: 1 prints the trust report, 2 also every diagnostic in full.
+        verbose: 1 or 2 prints the trust report with its diagnostics, 0 nothing.
         control_flow: limits for marked operators inside branches and loops; None for the learner's own.
         **options: passed to the learner, for example ``decay_or_rank`` of ``pp_prop``.
 
@@ -59,11 +59,11 @@ def compile(
     if verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}.")
     make = find_algorithm(algorithm)
-    with contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed):
-        _initialise(model, batch_size)
     learner = make(model, **options)
     if not isinstance(learner, Learner):
         raise TypeError(f"algorithm must make a Learner, got {type(learner).__name__}.")
+    with contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed):
+        _initialise(model, batch_size)
     if control_flow is not None:
         learner.control_flow = control_flow
     learner.compile_graph(*example_inputs)
@@ -101,7 +101,7 @@ def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
         if name not in ALGORITHMS:
             raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(sorted(ALGORITHMS))}.")
         return ALGORITHMS[name]
-    if not callable(algorithm):
+    if not callable(algorithm) or isinstance(algorithm, Learner):
         raise TypeError(f"algorithm must be a learner class or the name of one, got {type(algorithm).__name__}.")
     make: Callable[..., Any] = algorithm
     return make

@@ -42,7 +42,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         model: a module whose ``update`` is one step.
         algorithm: how traces are kept.
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
-        strict: raise where the compiler would have to leave a path out of the traces.
+        strict: raise where a plain operation mixes positions and would be cut from the traces. Recurrence through
+            marked operators, which the algorithm leaves out by definition, is no such path.
         kernels: ``"auto"`` folds known sequences into whole-sequence products and uses installed kernels;
             ``"reference"`` runs the rules step by step. Both give the same gradients to round-off.
         memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows
@@ -85,18 +86,21 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         Args:
             *args: example inputs of one step, or :class:`MultiStepData` of a window.
 
+        A model without any traceable weight is accepted: every parameter is then learned within a window only, as
+        :attr:`report` says. :func:`compile` refuses it.
+
         Raises:
-            CompilationError: the model cannot be learned online; the message names place and remedy.
+            CompilationError: the model cannot be compiled; the message names place and remedy.
             MissingRuleError: a primitive lacks a rule that the algorithm needs.
         """
         captured = capture_module(self.model, *_one_step(args))
         graph = compile_step(captured.step, strict=self.strict, control_flow=self.control_flow)
         self.algorithm.check(graph)
+        traces = self.algorithm.init(graph)
         warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
-        self._captured, self._graph = captured, graph
         run = functools.partial(run_window, graph, self.algorithm)
+        self._captured, self._graph, self.traces = captured, graph, EligibilityTrace(traces)
         self._run = jax.jit(run, static_argnames=("stacked",))
-        self.traces = EligibilityTrace(self.algorithm.init(graph))
 
     @property
     def is_compiled(self) -> bool:
@@ -233,6 +237,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             return _in_folds(one_fold, zeros_like(states), timed, length, size)
         finally:
             self._tape = None
+
+    def init_state(self, *args: Any, **kwargs: Any) -> None:
+        """Zero the traces, so that ``brainstate.nn.init_all_states`` of a learner starts a new sequence."""
+        if self.is_compiled:
+            self.reset_state()
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Zero the traces.

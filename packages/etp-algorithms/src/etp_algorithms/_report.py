@@ -24,7 +24,8 @@ class ParameterReport:
         trust: the grade.
         operators: the marked operators that trace it.
         groups: the hidden groups it is traced into.
-        trace_bytes: the memory of those operators' traces; an operator's bias shares them with its weight.
+        trace_bytes: the memory of those operators' traces, which a bias shares with its weight; the input filters of
+            pp_prop, which operators share, count in the total only.
         reasons: what lowers the grade, or why it needs no trace.
     """
 

@@ -42,7 +42,7 @@ class SequenceDrivers:
         Args:
             *sequences: pytrees of arrays whose leading axis is time, ``T`` steps.
             step_fn: called with the slices of one step, runs the learner exactly once and returns a scalar loss
-                (with ``has_aux``: a pair). With ``chunk_size`` it gets ``(chunk_size, ...)`` slices, wraps them
+                (with ``has_aux``: a pair). With ``chunk_size`` above 1 it gets ``(chunk_size, ...)`` slices, wraps them
                 in :class:`MultiStepData`, and returns one loss per step, shape ``(chunk_size,)``.
             mask: weight of each step's loss, shape ``(T,)``; it never touches the traces.
             chunk_size: steps per gradient; None or 1 is step by step.
@@ -71,6 +71,8 @@ class SequenceDrivers:
         if gates.shape != (length,):
             raise ValueError(f"mask must have one weight per step, shape ({length},); got {gates.shape}.")
         gates = gates.astype(jnp.result_type(float))
+        if weights is not None and not isinstance(weights, Mapping):
+            raise TypeError(f"weights must be a dictionary of states, got {type(weights).__name__}.")
         states = dict(self.param_states if weights is None else weights)
 
         def loss_of(gate: Any, slices: tuple[Any, ...]) -> tuple[Any, Any]:

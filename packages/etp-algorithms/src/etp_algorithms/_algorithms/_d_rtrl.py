@@ -24,9 +24,15 @@ from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
 from etp_core import FastPathRules, get_fast_path_rules
 
-__all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "add_trees"]
+__all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "add_trees", "check_trace_dtype"]
 
 Trace = dict[str, jax.Array]
+
+
+def check_trace_dtype(dtype: Any) -> None:
+    """Raise unless traces can be stored in ``dtype``."""
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(f"trace_dtype must be a floating-point type or None, got {jnp.dtype(dtype).name}.")
 
 
 def add_trees(*trees: Any) -> Any:
@@ -46,6 +52,9 @@ class ParamDimTraces:
     trace_dtype: Any = None
     use_kernels: bool = True
     name: str = "D_RTRL"
+
+    def __post_init__(self) -> None:
+        check_trace_dtype(self.trace_dtype)
 
     def check(self, graph: TraceGraph) -> None:
         """Raise if a primitive lacks a rule."""
@@ -247,7 +256,8 @@ class D_RTRL(Learner):
         model: a module whose ``update`` is one step.
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
         trace_dtype: the dtype in which traces are stored, for example ``jnp.bfloat16``.
-        strict: raise where the compiler would have to leave a path out of the traces.
+        strict: raise where a plain operation mixes positions and would be cut from the traces. Recurrence through
+            marked operators, which the algorithm leaves out by definition, is no such path.
         kernels: see :class:`Learner`.
         memory_limit: see :class:`Learner`.
 

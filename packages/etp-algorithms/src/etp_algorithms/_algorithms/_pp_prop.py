@@ -15,7 +15,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._algorithms._d_rtrl import add_trees
+from etp_algorithms._algorithms._d_rtrl import add_trees, check_trace_dtype
 from etp_algorithms._algorithms._rule_calls import pull_sequence
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
@@ -71,6 +71,9 @@ class FactorisedTraces:
     decay_f: float
     trace_dtype: Any = None
     name: str = "pp_prop"
+
+    def __post_init__(self) -> None:
+        check_trace_dtype(self.trace_dtype)
 
     def check(self, graph: TraceGraph) -> None:
         """Raise if a primitive lacks a rule, or a decay rounds to 1 in the trace's dtype."""
@@ -219,7 +222,8 @@ class pp_prop(Learner):
             ``(r − 1) / (r + 1)``; or a pair, for the input and the output filter.
         vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
         trace_dtype: the dtype in which traces are stored.
-        strict: raise where the compiler would have to leave a path out of the traces.
+        strict: raise where a plain operation mixes positions and would be cut from the traces. Recurrence through
+            marked operators, which the algorithm leaves out by definition, is no such path.
         kernels: see :class:`Learner`.
         memory_limit: see :class:`Learner`.
     """

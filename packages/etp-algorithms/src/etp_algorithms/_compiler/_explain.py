@@ -18,7 +18,9 @@ def describe(value: Any) -> str:
 
 class _Shape:
     def __init__(self, leaf: Any) -> None:
-        self._text = f"{jax.numpy.result_type(leaf).name}{list(jax.numpy.shape(leaf))}"
+        shaped = hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))
+        kind = jax.numpy.result_type(leaf).name if shaped else type(leaf).__name__
+        self._text = f"{kind}{list(jax.numpy.shape(leaf))}" if shaped else kind
 
     def __repr__(self) -> str:
         return self._text

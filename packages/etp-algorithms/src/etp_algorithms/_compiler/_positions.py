@@ -73,6 +73,8 @@ def _over_slices(labels: Labels, length: int) -> Labels:
 
 
 def _take(labels: Labels, index: np.ndarray) -> Labels:
+    if labels.size == 0:
+        return np.full(index.shape, NONE, np.int64)
     return np.where(index >= 0, labels[np.maximum(index, 0)], NONE)
 
 

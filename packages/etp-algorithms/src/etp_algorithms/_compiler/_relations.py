@@ -17,7 +17,7 @@ from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_w
 from etp_algorithms._compiler._positions import MIXED, NONE, Labels, PositionAnalysis, join_labels
 from etp_algorithms._compiler._program import StepProgram
 from etp_core import ETPPrimitive
-from etp_core.jaxpr import Atom, Equation, Variable
+from etp_core.jaxpr import Atom, Equation, Variable, needed, trace
 
 BEHIND_WEIGHT = "it reaches hidden states only through another marked weight"
 NOT_TEMPORAL = "it reaches no hidden state"
@@ -185,6 +185,10 @@ def find_relations(
             untraced[equation] = "its weight is not a function of parameters alone"
             diagnostics.append(_not_a_parameter(equation))
             continue
+        if moving := _moving_operands(equation, operands):
+            untraced[equation] = f"its operand {', '.join(moving)} is not a function of parameters alone"
+            diagnostics.append(_not_a_parameter(equation))
+            continue
         links, refused = _find_links(analysis, equation, groups, spaces)
         if refused:
             diagnostics.append(_mixed_tail(step, equation, operands, refused))
@@ -215,6 +219,32 @@ def _find_operands(
         parameters = tuple(sorted(numbers[v] for v in sources)) if traced else ()
         operands[key] = Operand(atom, tuple(equations) if traced else (), parameters)
     return operands
+
+
+def _moving_operands(equation: Equation, operands: Mapping[str, Operand]) -> list[str]:
+    """The operands that are no functions of parameters and that the gradient of one that is depends on.
+
+    A trace is contracted with the operands of the present, so these (the frozen factor of a low-rank product,
+    say) would have to be those of the past. A bias is none of them: the gradient of its weight does not read it.
+    """
+    primitive = equation.primitive
+    assert isinstance(primitive, ETPPrimitive)
+    names = list(operands)
+    moving = [key for key, o in operands.items() if not o.parameters and isinstance(o.atom, Variable)]
+    pull, x_index = primitive.rule("xy_to_dw"), primitive.x_invar_index
+    if not moving or pull is None:
+        return moving
+
+    def gradient(y: jax.Array, *values: Any) -> list[jax.Array]:
+        weights = dict(zip(names, values, strict=False))
+        out = pull(values[-1] if x_index is not None else None, y, weights, **equation.params)
+        return [out[key] for key, o in operands.items() if o.parameters]
+
+    atoms = [equation.outputs[0], *(o.atom for o in operands.values())]
+    atoms += [] if x_index is None else [equation.inputs[x_index]]
+    program = trace(gradient, *(jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in atoms))
+    read = {v for e in needed(program.equations, program.outputs) for v in e.inputs} | set(program.outputs)
+    return [key for key, v in zip(names, program.inputs[1:], strict=False) if key in moving and v in read]
 
 
 def _find_links(

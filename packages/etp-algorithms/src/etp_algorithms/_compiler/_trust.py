@@ -135,14 +135,22 @@ class _Judge:
 
     def _why_untraced(self, leaf: StateLeaf, untraced: Mapping[Equation, str]) -> tuple[str, ...]:
         reach = self._analysis.reach([leaf.input])
+        marked = {
+            equation: reason
+            for equation, reason in untraced.items()
+            if isinstance(equation.primitive, ETPPrimitive)
+            and any(equation.inputs[k] in reach for k in equation.primitive.trainable_invars(equation.params).values())
+        }
         reasons = dict.fromkeys(
             f"{reason} ({equation.primitive.name}, {equation.place})"
-            for equation, reason in untraced.items()
+            for equation, reason in marked.items()
             if reason != NOT_TEMPORAL
-            and isinstance(equation.primitive, ETPPrimitive)
-            and any(equation.inputs[k] in reach for k in equation.primitive.trainable_invars(equation.params).values())
         )
-        return tuple(reasons) or ("it reaches a hidden state through plain operations, not through a marked operator",)
+        if reasons:
+            return tuple(reasons)
+        if marked:
+            return ("its operator reaches no hidden state, but a state that is remembered; make that a HiddenState",)
+        return ("it reaches a hidden state through plain operations, not through a marked operator",)
 
     def _bypasses(self, number: int, leaf: StateLeaf, traced: Sequence[HiddenParamOpRelation]) -> list[_Leak]:
         """The memories that the parameter reaches without passing through its own traced operands."""
