@@ -191,7 +191,7 @@ def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
 def run_tests(session: nox.Session, package: str, *options: str, thorough: bool = True) -> None:
     """Run a package's tests; all of them means the examples in its docstrings too.
 
-    The thorough ones repeat one check over every model, operator and layer; they run once for each line of JAX.
+    The thorough ones repeat one check over many models, operators or options; they run once for each line of JAX.
     """
     chosen = () if thorough or options else ("-m", "not property and not gpu and not soak and not thorough")
     session.run("pytest", f"packages/{package}/tests", *chosen, *options)

@@ -14,6 +14,8 @@ from etp_ops import element_wise, matmul
 from .helpers import compiled, initialised, online, reference, trusts
 from .models import IN, N, array, cell, inputs, simple
 
+pytestmark = pytest.mark.thorough
+
 WINDOWS = [1, 3]
 
 

@@ -11,6 +11,8 @@ from etp_algorithms._fold import steps_per_fold
 
 from . import models
 
+pytestmark = pytest.mark.thorough
+
 MODELS = {
     "indrnn": models.indrnn,
     "width_one_gate": models.width_one_gate,

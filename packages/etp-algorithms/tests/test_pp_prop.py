@@ -12,6 +12,8 @@ from etp_algorithms._algorithms._pp_prop import decays_of
 from .helpers import compiled, gradient_of, largest_error, online, reference, tree_sum, trusts
 from .models import DIAGONAL, EXACT, inputs
 
+pytestmark = pytest.mark.thorough
+
 XS = inputs(batch=2)
 WINDOWS = [1, 2, 3, 6]
 DECAYS = (0.6, 0.8)

@@ -12,6 +12,8 @@ from etp_algorithms import MultiStepData
 from .helpers import compiled, gradient_of, largest_error, tree_sum
 from .models import DIAGONAL, EXACT, inputs
 
+pytestmark = pytest.mark.thorough
+
 XS = inputs(batch=2)
 YS = jnp.linspace(-1.0, 1.0, 6)
 kernels = pytest.mark.parametrize("kernels", ["auto", "reference"])
