@@ -53,7 +53,7 @@ class _PrimitiveView(Set["ETPPrimitive"]):
     def __init__(self, *, batched_only: bool) -> None:
         self._batched_only = batched_only
 
-    def _members(self) -> list["ETPPrimitive"]:
+    def _members(self) -> list[Any]:
         return [p for p in tuple(_primitives.values()) if p.batched or not self._batched_only]
 
     @classmethod
