@@ -82,7 +82,7 @@ def _gru(library, m, x):
 
 def _lif(library, m, x):
     s = spike(m.v.value - 1.0)
-    i = 0.8 * m.i.value + library.matmul(jnp.concatenate([x, s], -1), m.W.value)
+    i = 0.8 * m.i.value + library.matmul(jnp.concatenate([x, s], -1), m.W.value, m.bW.value)
     m.v.value = 0.9 * m.v.value + i - s
     m.i.value = i
     return spike(m.v.value - 1.0)

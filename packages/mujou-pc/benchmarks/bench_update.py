@@ -1,11 +1,12 @@
 """Timings of one update with pytest-benchmark: the bare torch computation, and a node stepped by hand."""
 
-import measure
 import pytest
 import torch
 from torch import nn
 
 import mujou_pc as pc
+
+from . import measure
 
 
 @pytest.fixture(autouse=True)
