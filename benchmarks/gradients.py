@@ -78,7 +78,7 @@ def measure(library, case, config):
     fn, args = (one_step, (xs[0], ys[0])) if stream else (sequence, (xs, ys))
     stateful = brainstate.transform.StatefulFunction(fn, return_only_write=False)
     stateful.make_jaxpr(*args)
-    values = tuple(state.value for state in stateful.get_states(*args))
+    values = tuple(jax.tree.map(jnp.copy, state.value) for state in stateful.get_states(*args))
     # a stream hands its states from call to call, so they may be updated in place
     jitted = jax.jit(stateful.jaxpr_call, donate_argnums=(0,) if stream else ())
     compiled = jitted.lower(values, *args).compile()
