@@ -15,7 +15,6 @@ NAMES: dict[str, tuple[str, ...]] = {
         "ETP_RULES_YW_TO_W",
         "FastPathRules",
         "MissingRuleError",
-        "NotSupportedError",
         "PluginWarning",
         "RegistrationError",
         "RelationLostWarning",

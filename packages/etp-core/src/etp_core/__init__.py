@@ -7,7 +7,6 @@ from one function, :meth:`ETPPrimitive.register_etp_rules` gives it the rules th
 
 from etp_core._errors import (
     MissingRuleError,
-    NotSupportedError,
     PluginWarning,
     RegistrationError,
     RelationLostWarning,
@@ -37,7 +36,6 @@ __all__ = [
     "ETPPrimitive",
     "FastPathRules",
     "MissingRuleError",
-    "NotSupportedError",
     "PluginWarning",
     "RegistrationError",
     "RelationLostWarning",

@@ -2,7 +2,6 @@
 
 __all__ = [
     "MissingRuleError",
-    "NotSupportedError",
     "PluginWarning",
     "RegistrationError",
     "RelationLostWarning",
@@ -16,10 +15,6 @@ class RegistrationError(ValueError):
 
 class MissingRuleError(LookupError):
     """An algorithm needs a rule that the primitive does not have."""
-
-
-class NotSupportedError(ValueError):
-    """A model uses a construct that cannot be learned online; the message names place and remedy."""
 
 
 class RuleCheckError(AssertionError):

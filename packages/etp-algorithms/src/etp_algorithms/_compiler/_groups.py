@@ -69,11 +69,6 @@ class HiddenGroup:
         """The names of the hidden states, joined."""
         return "+".join(leaf.name for leaf in self.leaves)
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether any state depends on the step before when the operators' outputs are fixed."""
-        return any(any(row) for row in self.coupling)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PositionSpace:
