@@ -52,7 +52,11 @@ def cell(hidden, params, group=()):
     """Turn a step function into a factory of models."""
 
     def decorate(step):
-        return lambda: Cell(step, params(), hidden, group)
+        def factory():
+            return Cell(step, params(), hidden, group)
+
+        factory.__name__ = step.__name__
+        return factory
 
     return decorate
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._algorithms._d_rtrl import add_trees, check_trace_dtype
-from etp_algorithms._algorithms._rule_calls import pull_sequence
+from etp_algorithms._algorithms._rule_calls import pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
@@ -154,8 +154,7 @@ class FactorisedTraces:
         solved = []
         for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
             x, g = self._factors(graph, relation, traces, signals)
-            pull = relation.primitive.require_rule("xy_to_dw", self.name)
-            solved.append(pull(x, g, weights, **relation.static))
+            solved.append(pull_step(relation, x, g, weights))
         return tuple(solved)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:

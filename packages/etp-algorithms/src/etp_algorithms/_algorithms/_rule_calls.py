@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._compiler._guarded import zero_from_zero
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
 
-__all__ = ["contract", "instant", "propagate", "pull_sequence", "trace_shapes", "window"]
+__all__ = ["contract", "instant", "propagate", "pull_sequence", "pull_step", "trace_shapes", "window"]
 
 Arrays = dict[str, jax.Array]
 _USER = "an online learner"
@@ -42,7 +43,7 @@ def instant(relation: HiddenParamOpRelation, link: GroupLink, x: Any, df: jax.Ar
         # one sample at a time, each as a batch of one, so that the rule's sum over the batch is harmless
         return jax.vmap(lambda x, df: pull(x[None], df[None], weights, **static))(x, df)
 
-    return _over_lanes(term, link)(df)
+    return _null_safe(relation, df, _over_lanes(term, link)(df))
 
 
 def window(relation: HiddenParamOpRelation, link: GroupLink, xs: Any, dfs: jax.Array, weights: Arrays) -> Arrays:
@@ -51,8 +52,8 @@ def window(relation: HiddenParamOpRelation, link: GroupLink, xs: Any, dfs: jax.A
     rule = primitive.rule("window")
     if rule is not None:
         if link.layout.lanes == 1:
-            return rule(xs, dfs, weights, **static)
-        return jax.vmap(lambda df: rule(xs, df, weights, **static), in_axes=1)(dfs)
+            return _null_safe(relation, dfs, rule(xs, dfs, weights, **static))
+        return _null_safe(relation, dfs, jax.vmap(lambda df: rule(xs, df, weights, **static), in_axes=1)(dfs))
     zero = jax.eval_shape(lambda: instant(relation, link, None if xs is None else xs[0], dfs[0], weights))
 
     def add(total: Arrays, now: tuple[Any, jax.Array]) -> tuple[Arrays, None]:
@@ -80,12 +81,22 @@ def contract(
         rule = relation.primitive.require_rule("dt_to_t", _USER)
         return _sum_to(weights, rule(signal, trace, **relation.static), relation)
 
-    solved = _over_lanes(gradient, link)(signal, trace)
+    solved = _null_safe(relation, trace, _over_lanes(gradient, link)(signal, trace))
     return jax.tree.map(lambda g: g.sum(0), solved) if link.layout.lanes > 1 else solved
+
+
+def pull_step(operator: HiddenParamOpRelation, x: Any, cotangent: jax.Array, weights: Arrays) -> Arrays:
+    """The gradient of the operands for one cotangent of ``y``."""
+    rule = operator.primitive.require_rule("xy_to_dw", _USER)
+    return _null_safe(operator, cotangent, rule(x, cotangent, weights, **operator.static))
 
 
 def pull_sequence(operator: HiddenParamOpRelation, xs: Any, cotangents: jax.Array, weights: Arrays) -> Arrays:
     """The gradient of the operands for cotangents of ``y`` at several steps, time leading, summed over them."""
+    return _null_safe(operator, cotangents, _pull_sequence(operator, xs, cotangents, weights))
+
+
+def _pull_sequence(operator: HiddenParamOpRelation, xs: Any, cotangents: jax.Array, weights: Arrays) -> Arrays:
     primitive, static = operator.primitive, operator.static
     if primitive.x_invar_index is None:
         return primitive.require_rule("xy_to_dw", _USER)(None, cotangents.sum(0), weights, **static)
@@ -96,6 +107,11 @@ def pull_sequence(operator: HiddenParamOpRelation, xs: Any, cotangents: jax.Arra
         return batched.require_rule("xy_to_dw", _USER)(xs, cotangents, weights, **static)
     pull = primitive.require_rule("xy_to_dw", _USER)
     return jax.tree.map(lambda g: g.sum(0), jax.vmap(lambda x, g: pull(x, g, weights, **static))(xs, cotangents))
+
+
+def _null_safe(relation: HiddenParamOpRelation, given: Any, made: Arrays) -> Arrays:
+    """``made``, linear in ``given``; in a branch that is dead a weight at a bad point must not make NaN of zero."""
+    return zero_from_zero(given, made) if relation.guarded else made
 
 
 def _fold_time(array: jax.Array) -> jax.Array:

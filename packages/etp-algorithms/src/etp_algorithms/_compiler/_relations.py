@@ -14,6 +14,7 @@ import numpy as np
 
 from etp_algorithms._compiler._diagnostics import Diagnostic, DiagnosticKind
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
+from etp_algorithms._compiler._guarded import GuardedOperator
 from etp_algorithms._compiler._positions import MIXED, NONE, Labels, PositionAnalysis, join_labels
 from etp_algorithms._compiler._program import StepProgram
 from etp_core import ETPPrimitive
@@ -149,6 +150,11 @@ class HiddenParamOpRelation:
         return {key: operand.atom for key, operand in self.operands.items()}
 
     @property
+    def guarded(self) -> bool:
+        """Whether the operator stands in a branch, so that its weights may be at a bad point while it is dead."""
+        return isinstance(self.equation, GuardedOperator)
+
+    @property
     def static(self) -> Mapping[str, Any]:
         """The static parameters of the equation."""
         return self.equation.params
@@ -209,9 +215,11 @@ def _find_operands(
 ) -> dict[str, Operand]:
     assert isinstance(equation.primitive, ETPPrimitive)
     operands = {}
+    bare = equation.bare if isinstance(equation, GuardedOperator) else {}
     for key, k in equation.primitive.trainable_invars(equation.params).items():
-        atom = equation.inputs[k]
-        equations = analysis.needed([atom])
+        outside = bare.get(k)
+        atom = equation.inputs[k] if outside is None else outside.atom
+        equations = analysis.needed([atom]) if outside is None else outside.equations
         made = {v for e in equations for v in e.outputs}
         read = [v for e in equations for v in e.inputs if isinstance(v, Variable)] + [atom]
         sources = {v for v in read if isinstance(v, Variable)} - made

@@ -3,8 +3,8 @@
 A conditional becomes its branches, side by side, and one selection per output. Every floating operand enters a
 branch through ``where(live, v, stop_gradient(v))``, an identity whose pull-back is ``where(live, cotangent, 0)``,
 so that what a dead branch divides by zero stays inside it; the data of its operators is replaced by zeros, so
-that it cannot enter a trace. A scan is unrolled up to a limit, after what its iterations share was taken out.
-Anything else that holds an operator is refused.
+that it cannot enter a trace. Traces are kept for the weights outside the guards (see ``_guarded``). A scan is
+unrolled up to a limit, after what its iterations share was taken out. Anything else that holds an operator is refused.
 """
 
 import functools
@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.core import primitives as jex_primitives
 
 from etp_algorithms._compiler._diagnostics import CompilationError
+from etp_algorithms._compiler._guarded import BareOperand, GuardedOperator, as_function
 from etp_algorithms._compiler._hoist import hoist_invariants, holds_operator, is_scan
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._program import StepProgram
@@ -106,6 +107,7 @@ class _Layout:
         self._programs: dict[Any, Program] = {}
         self._policy = policy
         self._parametric = parameters
+        self._makers: dict[Variable, int] = {}  # of what is a function of parameters
         self._holds: dict[Equation, bool] = {}
 
     def lay(self, equations: Sequence[Equation], env: _Env, place: _Place) -> None:
@@ -146,6 +148,7 @@ class _Layout:
         self.equations.append(equation)
         if all(self._is_parametric(atom) for atom in equation.inputs):
             self._parametric.update(equation.outputs)
+            self._makers.update(dict.fromkeys(equation.outputs, len(self.equations) - 1))
         return equation.outputs
 
     def _is_parametric(self, atom: Atom) -> bool:
@@ -181,13 +184,33 @@ class _Layout:
     def _operator(self, equation: Equation, env: _Env, place: _Place) -> None:
         primitive = equation.primitive
         assert isinstance(primitive, ETPPrimitive)
-        weights = set(primitive.trainable_invars(equation.params).values())
-        inputs = [(env.read_bare if k in weights else env.read)(atom) for k, atom in enumerate(equation.inputs)]
+        inputs = list(map(env.read, equation.inputs))
+        bare = {}
+        for k in primitive.trainable_invars(equation.params).values():
+            outside = env.read_bare(equation.inputs[k])
+            if outside is not inputs[k] and self._is_parametric(outside):
+                bare[k] = self._function(outside)
         k = primitive.x_invar_index
         if place.live is not None and k is not None and is_differentiable(inputs[k]):
             inputs[k] = self._glue(_zero_unless, place.live, inputs[k], at=equation)
-        outputs = self._emit(_on(equation, inputs, equation.outputs if place.depth == 0 else None))
+        laid = _on(equation, inputs, equation.outputs if place.depth == 0 else None)
+        if bare:
+            laid = GuardedOperator(
+                laid.primitive, laid.inputs, laid.outputs, laid.params, laid.source_info, laid.context, bare
+            )
+        outputs = self._emit(laid)
         env.write(equation.outputs, [self._guard(v, place.live, equation) for v in outputs])
+
+    def _function(self, atom: Atom) -> BareOperand:
+        """``atom``, a function of parameters, with the equations that make it."""
+        found: set[int] = set()
+        stack = [atom]
+        while stack:
+            n = self._makers.get(stack.pop())
+            if n is not None and n not in found:
+                found.add(n)
+                stack += [v for v in self.equations[n].inputs if isinstance(v, Variable)]
+        return as_function(atom, [self.equations[n] for n in sorted(found)])
 
     def _guard(self, atom: Atom, live: Atom | None, at: Equation) -> Atom:
         if live is None or isinstance(atom, Constant) or not is_differentiable(atom):
