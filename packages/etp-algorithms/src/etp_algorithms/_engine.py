@@ -6,52 +6,79 @@ For a window with entry state ``h₀``, entry trace ``ε₀`` and loss ``L``,
 
 The first term is ordinary reverse mode through the window. The second enters at one point only: the entry
 state passes through :func:`attach_traces`, an identity whose pull-back contracts the cotangent of the state
-with the trace into cotangents of the operands. The trace itself is rolled on values that carry no derivative.
+with the trace into cotangents of what is traced. The trace itself is rolled on values that carry no derivative.
+
+With the signal at the exit every step stands for itself, ``∇θ = Σ_t,r,g ⟨∂L/∂h^t,g , ε^t,r,g⟩`` for traced weights,
+and the same identity sits on the new states instead.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from etp_algorithms._compiler._graph import TraceGraph
-from etp_algorithms._compiler._relations import Operand
-from etp_algorithms._compiler._transitions import GroupJacobian, evaluate_transition
-from etp_algorithms._compiler._trust import Trust
-from etp_core.jaxpr import Constant, Variable, evaluate, value_of
+from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._feedback import RandomFeedback
+from etp_algorithms._step import (
+    Arrays,
+    Operands,
+    Signals,
+    StepPoint,
+    StepResult,
+    Substitutes,
+    evaluate_at_exit,
+    evaluate_step,
+    group_signals,
+    results_of,
+)
 
 __all__ = [
+    "AT_ENTRY",
     "FoldedSteps",
-    "Operands",
-    "Signals",
-    "StepValues",
+    "FoldingAlgorithm",
+    "LearningSignal",
+    "SignalPlace",
     "TraceAlgorithm",
     "WindowResult",
-    "evaluate_operands",
-    "evaluate_step",
-    "group_signals",
+    "attach_traces",
     "run_window",
-    "step_values",
 ]
 
-Arrays = list[jax.Array]
-Operands = tuple[dict[str, jax.Array], ...]
-"""For every marked operator its trainable operands by name."""
-Signals = tuple[tuple[jax.Array, ...], ...]
-"""For every hidden group and state the cotangent per position."""
+SignalPlace = Literal["entry", "exit"]
 
 
-class StepValues(NamedTuple):
-    """What an algorithm reads of one step, or of several with time leading; nothing here carries a derivative.
+@dataclass(frozen=True, slots=True)
+class LearningSignal:
+    """Where the credit of a traced weight comes from.
 
     Attributes:
-        xs: for every marked operator the data operand, or None.
-        jacobians: for every hidden group its Jacobians; None for one that no relation reaches.
+        place: the cotangent of the state that enters a window, or of the new state of every step.
+        feedback: random matrices in place of the transposed read-outs; None for the true ones.
+        modulated: the cotangent is replaced by a modulator that is given with every call.
     """
 
-    xs: tuple[jax.Array | None, ...]
-    jacobians: tuple[GroupJacobian | None, ...]
+    place: SignalPlace = "entry"
+    feedback: RandomFeedback | None = None
+    modulated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.place not in ("entry", "exit"):
+            raise ValueError(f"signal must be 'entry' or 'exit', got {self.place!r}.")
+
+    def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
+        """The verdict on a parameter, lowered where its signal is not the derivative of the loss."""
+        if self.modulated and verdict.relations:
+            return _lower(verdict, Trust.MODULATED, "a modulator takes the place of the loss")
+        if self.feedback and self.feedback.touches(graph, verdict):
+            return _lower(verdict, Trust.FEEDBACK, "errors come back from the read-outs through random matrices")
+        return verdict
+
+
+AT_ENTRY = LearningSignal()
 
 
 class FoldedSteps(NamedTuple):
@@ -59,11 +86,12 @@ class FoldedSteps(NamedTuple):
 
     Attributes:
         values: what the algorithm reads of the steps.
-        signals: the cotangents of the states at the entry of every step.
-        drives: for every marked operator the cotangent of its output within the step.
+        signals: the cotangents of the states at the entry of every step, or at its exit.
+        drives: for every marked operator the cotangent of its output within the step; with the signal at the exit
+            without the ways through the states that the traces account for.
     """
 
-    values: StepValues
+    values: Any
     signals: Signals
     drives: tuple[jax.Array, ...]
 
@@ -77,35 +105,58 @@ class TraceAlgorithm(Protocol):
         """The algorithm's name in messages and reports."""
         ...
 
-    def check(self, graph: TraceGraph) -> None:
-        """Raise if a primitive of ``graph`` lacks a rule that the algorithm needs."""
+    @property
+    def signal(self) -> LearningSignal:
+        """Where the credit of a traced weight comes from."""
         ...
 
-    def grade(self, trust: Trust) -> Trust:
-        """The trust of a traced parameter, given what the graph alone promises."""
+    @property
+    def marked_only(self) -> bool:
+        """Whether only the weights of marked operators can be traced."""
+        ...
+
+    def check(self, graph: TraceGraph) -> None:
+        """Raise if ``graph`` lacks something that the algorithm needs."""
+        ...
+
+    def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
+        """The verdict on a parameter under this algorithm, given what per-position traces would promise."""
         ...
 
     def init(self, graph: TraceGraph) -> Any:
         """Zero traces, a pytree of arrays with stable keys."""
         ...
 
-    def by_link(self, traces: Any) -> Mapping[str, Any]:
-        """The part of ``traces`` that belongs to each relation and group, by its stable name."""
+    def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
+        """The memory of the traces of one parameter."""
         ...
 
-    def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+    def tracked(self, graph: TraceGraph, parameters: Arrays) -> Any:
+        """What the traces are traces of, a pytree of differentiable functions of the parameters."""
+        ...
+
+    def read(self, point: StepPoint) -> Any:
+        """What the traces need of a step, a pytree of arrays."""
+        ...
+
+    def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
         """The traces after one more step."""
         ...
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+    def solve(self, graph: TraceGraph, traces: Any, signals: Signals, tracked: Any) -> Any:
+        """The cotangents of what is tracked that ``signals`` at the groups' states entail; some may be left out."""
+        ...
+
+
+@runtime_checkable
+class FoldingAlgorithm(TraceAlgorithm, Protocol):
+    """An algorithm that takes several steps at once; it tracks the operands of the marked operators."""
+
+    def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands) -> Any:
         """The traces after the steps of ``values``, time leading; equal to rolling one by one."""
         ...
 
-    def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
-        """The cotangents of the relations' operands that ``signals`` at the groups' states entail."""
-        ...
-
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands) -> tuple[Operands, Any]:
         """The sum of the gradients of all ``steps``, each a window of its own, and the traces after them.
 
         With None for ``traces`` they are zero at the start and not asked for at the end; None is returned.
@@ -124,6 +175,12 @@ class WindowResult(NamedTuple):
     traces: Any
 
 
+class _Carry(NamedTuple):
+    hidden: Arrays
+    others: Arrays
+    traces: Any
+
+
 def run_window(
     graph: TraceGraph,
     algorithm: TraceAlgorithm,
@@ -134,6 +191,8 @@ def run_window(
     traces: Any,
     arguments: Arrays,
     stacked: Sequence[bool] | None = None,
+    modulator: Any = None,
+    modulator_stacked: bool = False,
 ) -> WindowResult:
     """Run one step, or a window of steps, and roll the traces.
 
@@ -146,101 +205,139 @@ def run_window(
         traces: the traces at entry.
         arguments: the argument arrays.
         stacked: for a window, which arguments have a leading time axis; None for a single step.
+        modulator: for a modulated algorithm, the signal per group and state.
+        modulator_stacked: whether the modulator has a leading time axis.
     """
-    operands = evaluate_operands(graph, parameters)
-    hidden = attach_traces(graph, algorithm, _detach(hidden), operands, traces)
-    operands, traces = _detach(operands), _detach(traces)
+    tracked = algorithm.tracked(graph, parameters)
+    hidden, others, modulator = _detach((hidden, others, modulator))
+    at_entry = algorithm.signal.place == "entry"
+    if at_entry:
+        hidden = attach_traces(graph, algorithm, hidden, tracked, traces)
+    start = _Carry(hidden, others, _detach(traces))
+    substitutes = algorithm.signal.feedback.substitutes(graph) if algorithm.signal.feedback else None
+    later = at_entry and isinstance(algorithm, FoldingAlgorithm)  # the window's steps are rolled at once, afterwards
 
-    def one_step(carry: tuple[Arrays, Arrays], moving: Arrays) -> Any:
-        changing = iter(moving)
+    def one_step(carry: _Carry, moving: Any) -> Any:
+        changing, current_modulator = moving
+        rest = iter(changing)
         flags = stacked or (False,) * len(arguments)
-        current = [next(changing) if flag else array for array, flag in zip(arguments, flags, strict=True)]
-        env = evaluate_step(graph, parameters, carry[0], carry[1], current)
-        outputs = [value_of(atom, env) for atom in graph.step.outputs]
-        return _new_states(graph, env), (outputs, step_values(graph, env))
+        current = [next(rest) if flag else array for array, flag in zip(arguments, flags, strict=True)]
+        inputs = (parameters, carry.hidden, carry.others, current)
+        if at_entry:
+            result, values = _step_from_entry(graph, algorithm, inputs, substitutes)
+            rolled = carry.traces if later else algorithm.roll(graph, carry.traces, values, _detach(tracked))
+        else:
+            signals = current_modulator if modulator_stacked else modulator
+            result, values, rolled = _step_to_exit(
+                graph, algorithm, inputs, carry.traces, tracked, signals, substitutes
+            )
+        return _Carry(result[1], result[2], rolled), (result[0], values if later else None)
 
-    carry = (hidden, _detach(others))
     if stacked is None:
-        carry, (outputs, values) = one_step(carry, [])
-        traces = algorithm.roll(graph, traces, values, operands)
-    else:
-        moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
-        carry, (outputs, values) = jax.lax.scan(one_step, carry, moving)
-        traces = algorithm.roll_window(graph, traces, _detach(values), operands)
-    return WindowResult(outputs, carry[0], carry[1], traces)
+        carry, (outputs, values) = one_step(start, ([], modulator))
+        rolled = algorithm.roll(graph, carry.traces, values, _detach(tracked)) if later else carry.traces
+        return WindowResult(outputs, carry.hidden, carry.others, rolled)
+    moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
+    carry, (outputs, values) = jax.lax.scan(one_step, start, (moving, modulator if modulator_stacked else None))
+    rolled = carry.traces
+    if isinstance(algorithm, FoldingAlgorithm) and later:
+        rolled = algorithm.roll_window(graph, carry.traces, _detach(values), _detach(tracked))
+    return WindowResult(outputs, carry.hidden, carry.others, rolled)
 
 
 def attach_traces(
-    graph: TraceGraph, algorithm: TraceAlgorithm, hidden: Arrays, operands: Operands, traces: Any
+    graph: TraceGraph, algorithm: TraceAlgorithm, hidden: Arrays, tracked: Any, traces: Any, modulator: Any = None
 ) -> Arrays:
-    """``hidden`` unchanged; its cotangent, contracted with ``traces``, becomes a cotangent of the operands."""
+    """``hidden`` unchanged; its cotangent, contracted with ``traces``, becomes a cotangent of what is tracked.
+
+    With a modulator that is contracted instead, whatever the cotangent.
+    """
 
     @jax.custom_vjp
-    def entry(hidden: Arrays, operands: Operands, traces: Any) -> Arrays:
+    def entry(hidden: Arrays, tracked: Any, traces: Any, modulator: Any) -> Arrays:
         return hidden
 
-    def forward(hidden: Arrays, operands: Operands, traces: Any) -> Any:
-        return hidden, (operands, traces)
+    def forward(hidden: Arrays, tracked: Any, traces: Any, modulator: Any) -> Any:
+        return hidden, (tracked, traces, modulator)
 
     def backward(residuals: Any, cotangents: Arrays) -> Any:
-        operands, traces = residuals
-        solved = algorithm.solve(graph, traces, group_signals(graph, cotangents), operands)
-        return cotangents, jax.tree.map(lambda c, w: c.astype(w.dtype), solved, operands), None
+        tracked, traces, modulator = residuals
+        signals = group_signals(graph, cotangents) if modulator is None else modulator
+        solved = algorithm.solve(graph, traces, signals, tracked)
+        return cotangents, _complete(solved, tracked), None, None
 
     entry.defvjp(forward, backward)
-    return entry(hidden, operands[: len(graph.hidden_param_op_relations)], traces)
+    return entry(hidden, tracked, traces, modulator)
 
 
-def group_signals(graph: TraceGraph, cotangents: Arrays) -> Signals:
-    """The cotangents of the hidden arrays, by group and state."""
-    by_leaf = dict(zip(graph.step.hidden, cotangents, strict=True))
-    return tuple(
-        tuple(
-            by_leaf[group.leaves[i]] if column is None else by_leaf[group.leaves[i]][..., column]
-            for i, column in group.states
-        )
-        for group in graph.hidden_groups
+def _step_from_entry(graph: TraceGraph, algorithm: TraceAlgorithm, inputs: Any, substitutes: Substitutes | None) -> Any:
+    """One step in ordinary reverse mode, and what the traces read of it."""
+    env = evaluate_step(graph, *inputs, substitutes=substitutes)
+    return results_of(graph, env), algorithm.read(StepPoint(graph, *_detach(inputs), env))
+
+
+def _step_to_exit(
+    graph: TraceGraph,
+    algorithm: TraceAlgorithm,
+    inputs: Any,
+    traces: Any,
+    tracked: Any,
+    modulator: Any,
+    substitutes: Substitutes | None,
+) -> tuple[StepResult, Any]:
+    """One step whose traced weights are credited at its new states; nothing flows in from later steps."""
+    parameters, *states = inputs
+    states = _detach(states)
+    values = algorithm.read(StepPoint(graph, *_detach(inputs), _detach(evaluate_step(graph, *_detach(inputs)))))
+    rolled = algorithm.roll(graph, traces, values, _detach(tracked))
+    zeros = [jnp.zeros_like(a) for a, leaf in zip(states[0], graph.step.hidden, strict=True) if leaf.differentiable]
+    attached = attach_traces(graph, algorithm, _spread(graph, states[0], zeros), tracked, rolled, modulator)
+    shifts = [a for a, leaf in zip(attached, graph.step.hidden, strict=True) if leaf.differentiable]
+    everywhere = algorithm.signal.modulated
+    seen = states[0]
+    if graph.exit_plan.reads_entry and not everywhere:
+        seen = attach_traces(graph, algorithm, seen, tracked, traces)
+    result = evaluate_at_exit(
+        graph, parameters, *states, shifts, seen=seen, everywhere=everywhere, substitutes=substitutes
     )
+    return (_tie(result[0], shifts) if everywhere else result[0], _detach(result[1]), result[2]), rolled
 
 
-def evaluate_operands(graph: TraceGraph, parameters: Arrays) -> Operands:
-    """The trainable operands as differentiable functions of the parameters; one that is none stays a constant."""
-    given = dict(zip((leaf.input for leaf in graph.step.parameters), parameters, strict=True))
-
-    def operand(o: Operand) -> jax.Array:
-        if o.parameters:
-            return value_of(o.atom, evaluate(o.equations, dict(given)))
-        if isinstance(o.atom, Constant):
-            return jnp.asarray(o.atom.value)
-        return jnp.zeros(o.atom.aval.shape, o.atom.aval.dtype)
-
-    return tuple({key: operand(o) for key, o in operator.operands.items()} for operator in graph.operators)
+def _spread(graph: TraceGraph, hidden: Arrays, shifts: Arrays) -> Arrays:
+    """``shifts`` at the places of the differentiable hidden arrays, the arrays themselves elsewhere."""
+    rest = iter(shifts)
+    return [next(rest) if leaf.differentiable else a for a, leaf in zip(hidden, graph.step.hidden, strict=True)]
 
 
-def evaluate_step(
-    graph: TraceGraph, parameters: Arrays, hidden: Arrays, others: Arrays, arguments: Arrays, **options: Any
-) -> dict[Variable, Any]:
-    """Every value of one step; ``options`` are those of :func:`etp_core.jaxpr.evaluate`."""
-    step = graph.step
-    env: dict[Variable, Any] = dict(zip((leaf.input for leaf in step.parameters), parameters, strict=True))
-    env.update(zip(step.arguments, arguments, strict=True))
-    env.update(zip((leaf.input for leaf in step.hidden), hidden, strict=True))
-    env.update(zip((leaf.input for leaf in step.others), others, strict=True))
-    return evaluate(step.equations, env, **options)
+def _tie(outputs: Arrays, shifts: Arrays) -> Arrays:
+    """``outputs`` unchanged, but whoever differentiates any of them reaches ``shifts``."""
 
+    @jax.custom_vjp
+    def tie(outputs: Arrays, shifts: Arrays) -> Arrays:
+        return outputs
 
-def step_values(graph: TraceGraph, env: Mapping[Variable, Any]) -> StepValues:
-    """What algorithms read of a step, detached from it."""
-    values = {v: jax.lax.stop_gradient(env[v]) for v in graph.probes}
-    return StepValues(
-        xs=tuple(None if o.x is None else value_of(o.x, values) for o in graph.operators),
-        jacobians=tuple(evaluate_transition(t, values) if t.links else None for t in graph.transitions),
+    tie.defvjp(
+        lambda outputs, shifts: (outputs, shifts),
+        lambda shifts, cotangents: (cotangents, jax.tree.map(jnp.zeros_like, shifts)),
     )
+    return tie(outputs, shifts)
 
 
-def _new_states(graph: TraceGraph, env: Mapping[Variable, Any]) -> tuple[Arrays, Arrays]:
-    hidden = [value_of(leaf.output, env) for leaf in graph.step.hidden]
-    return hidden, [value_of(leaf.output, env) for leaf in graph.step.others]
+def _complete(solved: Any, tracked: Any) -> Any:
+    """The cotangents in the dtype of what is tracked; zero for what comes after those that are given."""
+    if isinstance(solved, tuple):
+        solved = (*solved, *jax.tree.map(jnp.zeros_like, tuple(tracked[len(solved) :])))
+
+    def matching(cotangent: jax.Array, value: jax.Array) -> Any:
+        if jnp.issubdtype(value.dtype, jnp.inexact):
+            return cotangent.astype(value.dtype)
+        return np.zeros(value.shape, jax.dtypes.float0)
+
+    return jax.tree.map(matching, solved, tracked)
+
+
+def _lower(verdict: ParameterTrust, trust: Trust, reason: str) -> ParameterTrust:
+    return replace(verdict, trust=trust, reasons=(*verdict.reasons, reason))
 
 
 def _detach(tree: Any) -> Any:

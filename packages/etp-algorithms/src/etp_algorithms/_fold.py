@@ -6,57 +6,86 @@ operator's output. :meth:`TraceAlgorithm.fold` then makes the sum of all gradien
 whole-sequence products. This file is the recording.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
 from etp_algorithms._compiler._graph import TraceGraph
-from etp_algorithms._engine import (
-    FoldedSteps,
-    StepValues,
+from etp_algorithms._engine import FoldedSteps, TraceAlgorithm
+from etp_algorithms._step import (
+    Arrays,
+    Signals,
+    StepPoint,
+    StepResult,
+    Substitutes,
+    evaluate_at_exit,
     evaluate_operands,
     evaluate_step,
     group_signals,
-    step_values,
+    operand_cuts,
+    results_of,
 )
-from etp_core.jaxpr import value_of
 
-__all__ = ["Tape", "pull_operands", "record_step", "steps_per_fold"]
+__all__ = ["Offsets", "Recording", "Tape", "pull_operands", "record_step", "steps_per_fold"]
 
-Arrays = list[jax.Array]
 _LEAST_BUDGET = 8 * 2**20
+
+
+class Offsets(NamedTuple):
+    """Zeros added to values of a step; their gradients are what a fold needs.
+
+    Attributes:
+        states: added to the entry states, or with the signal at the exit to the new states.
+        entries: with the signal at the exit, added to the entry states where outputs read them; else empty.
+        drives: added to the operators' outputs.
+    """
+
+    states: Arrays
+    entries: Arrays
+    drives: Arrays
+
+
+class Recording(NamedTuple):
+    """What is kept of a step: the values that the algorithm reads, and the modulator if it takes one."""
+
+    values: Any
+    modulator: Signals | None
 
 
 class Tape:
     """Where a learner writes the steps of a sequence that is being folded.
 
-    The three values are brainstate states, so that they pass through any transformation the user puts around
-    the call.
+    Both values are brainstate states, so that they pass through any transformation the user puts around the call.
 
     Attributes:
-        shifts: zeros added to the entry states; their gradients are the signals.
-        drives: zeros added to the operators' outputs; their gradients are the cotangents within the step.
-        record: the values of the last step.
+        offsets: zeros whose gradients are the signals and the cotangents within the step.
+        record: the recording of the last step.
         calls: how often the learner ran since the tape was rewound.
     """
 
     def __init__(
-        self, graph: TraceGraph, parameters: Arrays, hidden: Arrays, others: Arrays, arguments: Sequence[Any]
+        self,
+        graph: TraceGraph,
+        algorithm: TraceAlgorithm,
+        inputs: tuple[Arrays, Arrays, Arrays, Sequence[Any]],
+        modulator: Callable[[], Signals] | None,
     ) -> None:
-        self._graph = graph
-        zero_shifts = [
-            jnp.zeros_like(array) for array, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable
-        ]
-        zero_drives = [jnp.zeros(o.y.aval.shape, o.y.aval.dtype) for o in graph.operators]
-        values = jax.eval_shape(
-            lambda *a: record_step(graph, *a)[3], parameters, hidden, others, arguments, zero_shifts, zero_drives
+        self._graph, self._algorithm = graph, algorithm
+        hidden = inputs[1]
+        at_exit = algorithm.signal.place == "exit"
+        states = [jnp.zeros_like(a) for a, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable]
+        offsets = Offsets(
+            states=states,
+            entries=states if at_exit and graph.exit_plan.reads_entry and not algorithm.signal.modulated else [],
+            drives=[jnp.zeros(o.y.aval.shape, o.y.aval.dtype) for o in graph.operators],
         )
-        self.shifts = brainstate.ShortTermState(zero_shifts)
-        self.drives = brainstate.ShortTermState(zero_drives)
-        self.record = brainstate.ShortTermState(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), values))
+        values = jax.eval_shape(lambda *a: record_step(graph, algorithm, a, offsets)[1], *inputs)
+        kept = Recording(values, None if modulator is None else jax.eval_shape(modulator))
+        self.offsets = brainstate.ShortTermState(offsets)
+        self.record = brainstate.ShortTermState(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), kept))
         self.calls = 0
 
     def rewind(self) -> None:
@@ -71,48 +100,80 @@ class Tape:
     @property
     def bytes_per_step(self) -> int:
         """The memory that one recorded step takes."""
-        kept = (self.shifts.value, self.drives.value, self.record.value)
+        kept = (self.offsets.value, self.record.value)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
-    def folded(self, shift_gradients: Arrays, drive_gradients: Arrays, values: StepValues) -> FoldedSteps:
-        """The recorded steps, stacked over time, as algorithms take them."""
-        rest = iter(shift_gradients)
-        cotangents: list[Any] = [next(rest) if leaf.differentiable else None for leaf in self._graph.step.hidden]
-        return FoldedSteps(values, group_signals(self._graph, cotangents), tuple(drive_gradients))
+    def folded(self, gradients: Offsets, record: Recording) -> tuple[FoldedSteps, Signals | None]:
+        """The recorded steps, stacked over time, as algorithms take them; and the signals at the very first entry.
+
+        What outputs read of an entry state directly is credited to the new state of the step before.
+        """
+        drives = gradients.drives
+        if record.modulator is not None:
+            drives = [jnp.zeros_like(d) if o.links else d for o, d in zip(self._graph.operators, drives, strict=True)]
+            return FoldedSteps(record.values, record.modulator, tuple(drives)), None
+        signals = group_signals(self._graph, self._by_leaf(gradients.states))
+        first = None
+        if gradients.entries:
+            entries = group_signals(self._graph, self._by_leaf(gradients.entries))
+            first = jax.tree.map(lambda e: e[0], entries)
+            signals = jax.tree.map(lambda s, e: s.at[:-1].add(e[1:]), signals, entries)
+        return FoldedSteps(record.values, signals, tuple(drives)), first
+
+    def _by_leaf(self, arrays: Arrays) -> list[Any]:
+        rest = iter(arrays)
+        return [next(rest) if leaf.differentiable else None for leaf in self._graph.step.hidden]
 
 
 def record_step(
     graph: TraceGraph,
-    parameters: Arrays,
-    hidden: Arrays,
-    others: Arrays,
-    arguments: Arrays,
-    shifts: Arrays,
-    drives: Arrays,
-) -> tuple[Arrays, Arrays, Arrays, StepValues]:
-    """One step whose entry states and operator outputs can be differentiated apart from its weights.
+    algorithm: TraceAlgorithm,
+    inputs: tuple[Arrays, Arrays, Arrays, Arrays],
+    offsets: Offsets,
+    substitutes: Substitutes | None = None,
+) -> tuple[StepResult, Any]:
+    """One step whose states and operator outputs can be differentiated apart from its weights.
+
+    Args:
+        graph: the compiled step.
+        algorithm: whose traces are waiting.
+        inputs: parameters, hidden arrays, other arrays, arguments.
+        offsets: zeros to be added.
+        substitutes: equations to be evaluated by another function.
 
     Returns:
-        Outputs, new hidden and other arrays, and what algorithms read of the step.
+        Outputs, new hidden and other arrays; and what the algorithm reads of the step.
     """
-    moved = iter(shifts)
-    hidden = [
-        jax.lax.stop_gradient(array) + next(moved) if leaf.differentiable else array
-        for array, leaf in zip(hidden, graph.step.hidden, strict=True)
-    ]
-    cuts = {
-        o.equation: frozenset(
-            o.primitive.trainable_invars(o.static)[key] for key, operand in o.operands.items() if operand.parameters
+    parameters, *rest = inputs
+    hidden, others, arguments = jax.tree.map(jax.lax.stop_gradient, rest)
+    if algorithm.signal.place == "entry":
+        moved = _moved(graph, hidden, offsets.states)
+        cuts = operand_cuts(graph.operators)
+        drives = {o.y: drive for o, drive in zip(graph.operators, offsets.drives, strict=True)}
+        env = evaluate_step(
+            graph, parameters, moved, others, arguments, cuts=cuts, offsets=drives, substitutes=substitutes
         )
-        for o in graph.operators
-    }
-    offsets = {o.y: drive for o, drive in zip(graph.operators, drives, strict=True)}
-    others = [jax.lax.stop_gradient(array) for array in others]
-    env = evaluate_step(graph, parameters, hidden, others, arguments, cuts=cuts, offsets=offsets)
-    outputs = [value_of(atom, env) for atom in graph.step.outputs]
-    new_hidden = [value_of(leaf.output, env) for leaf in graph.step.hidden]
-    new_others = [value_of(leaf.output, env) for leaf in graph.step.others]
-    return outputs, new_hidden, new_others, step_values(graph, env)
+        result = results_of(graph, env)
+    else:
+        env = evaluate_step(graph, parameters, hidden, others, arguments)
+        result = evaluate_at_exit(
+            graph,
+            parameters,
+            hidden,
+            others,
+            arguments,
+            offsets.states,
+            seen=_moved(graph, hidden, offsets.entries) if offsets.entries else None,
+            drives=offsets.drives,
+            substitutes=substitutes,
+        )
+    detached = jax.tree.map(jax.lax.stop_gradient, list(inputs))
+    return result, jax.tree.map(jax.lax.stop_gradient, algorithm.read(StepPoint(graph, *detached, env)))
+
+
+def _moved(graph: TraceGraph, hidden: Arrays, offsets: Arrays) -> Arrays:
+    rest = iter(offsets)
+    return [a + next(rest) if leaf.differentiable else a for a, leaf in zip(hidden, graph.step.hidden, strict=True)]
 
 
 def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_limit: int | None) -> int:
@@ -130,7 +191,7 @@ def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_li
     return -(-length // folds)
 
 
-def pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[dict[str, jax.Array]]) -> Arrays:
+def pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[Any]) -> Arrays:
     """The gradients of the parameter arrays that gradients of the operands entail."""
     operands, pull = jax.vjp(lambda p: evaluate_operands(graph, p), parameters)
     matched = jax.tree.map(lambda c, w: c.astype(w.dtype), tuple(cotangents), operands)

@@ -12,11 +12,14 @@ from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_
 from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._engine import TraceAlgorithm, evaluate_operands, run_window
-from etp_algorithms._fold import Tape, pull_operands, record_step, steps_per_fold
+from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm, run_window
+from etp_algorithms._fold import Recording, Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._inputs import split_arguments
+from etp_algorithms._modulator import read_modulator, zero_modulator
 from etp_algorithms._report import TrustReport, bytes_of, make_report
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
+from etp_algorithms._step import evaluate_operands
+from etp_algorithms._trees import add_trees
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "VjpMethod"]
 
@@ -48,6 +51,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             ``"reference"`` runs the rules step by step. Both give the same gradients to round-off.
         memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows
             twice what the traces take, and 8 MiB at least.
+        control_flow: limits for marked operators inside branches and loops; None for the defaults.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         strict: bool = False,
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
+        control_flow: ControlFlowPolicy | None = None,
     ) -> None:
         super().__init__()
         if kernels not in ("auto", "reference"):
@@ -71,7 +76,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self.algorithm = algorithm
         self.vjp_method = vjp_method
         self.strict = strict
-        self.control_flow: ControlFlowPolicy = ControlFlowPolicy()
+        self.control_flow = ControlFlowPolicy() if control_flow is None else control_flow
         self.kernels: Kernels = kernels
         self.memory_limit = memory_limit
         self._captured: CapturedModel | None = None
@@ -100,7 +105,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
         run = functools.partial(run_window, graph, self.algorithm)
         self._captured, self._graph, self.traces = captured, graph, EligibilityTrace(traces)
-        self._run = jax.jit(run, static_argnames=("stacked",))
+        self._run = jax.jit(run, static_argnames=("stacked", "modulator_stacked"))
 
     @property
     def is_compiled(self) -> bool:
@@ -135,20 +140,24 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics), captured.unused
         )
 
-    def update(self, *args: Any) -> Any:
+    def update(self, *args: Any, modulator: Any = None) -> Any:
         """Run one step, or the steps of the :class:`MultiStepData` among ``args``.
 
         Args:
             *args: inputs like those the learner was compiled for.
+            modulator: for an algorithm that takes one (:class:`ThreeFactor`): a scalar; an array over the leading
+                axes of a hidden group's positions, or one that broadcasts to them; or a dictionary of these by the
+                group's name. In :class:`MultiStepData` it has a leading time axis.
 
         Returns:
             The model's output; with a leading time axis if any argument is :class:`MultiStepData`.
 
         Raises:
             RuntimeError: the learner is not compiled.
-            ValueError: an input or a state has another shape, dtype or structure than compiled for.
+            ValueError: an input, a state or a modulator has another shape, dtype or structure than compiled for.
+            TypeError: a modulator is missing, or given to an algorithm that takes none.
         """
-        captured, _, run, traces = self._compiled()
+        captured, graph, run, traces = self._compiled()
         plain, stacked = split_arguments(args)
         if stacked is not None and self.vjp_method == "single-step":
             raise ValueError(
@@ -156,9 +165,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
                 "make it with vjp_method='multi-step' to pass MultiStepData."
             )
         arguments = _check_arguments(captured, plain, stacked)
-        parameters, hidden, others = _read_states(captured)
+        signals, signals_stacked = read_modulator(self.algorithm, graph, modulator, _length(arguments, stacked))
+        states = _read_states(captured)
         if self._tape is not None:
-            return self._update_on_tape(self._tape, arguments, stacked)
+            return self._update_on_tape(self._tape, arguments, stacked, signals, signals_stacked)
+        parameters, hidden, others = states
         result = run(
             parameters=parameters,
             hidden=hidden,
@@ -166,28 +177,44 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             traces=traces.value,
             arguments=arguments,
             stacked=stacked,
+            modulator=signals,
+            modulator_stacked=signals_stacked,
         )
         _write(captured.hidden, result.hidden)
         _write(captured.others, result.others)
         traces.value = result.traces
         return jax.tree.unflatten(captured.output_tree, result.outputs)
 
-    def _update_on_tape(self, tape: Tape, arguments: list[jax.Array], stacked: tuple[bool, ...] | None) -> Any:
+    def _update_on_tape(
+        self,
+        tape: Tape,
+        arguments: list[jax.Array],
+        stacked: tuple[bool, ...] | None,
+        modulator: Any,
+        modulator_stacked: bool,
+    ) -> Any:
         """One step of a sequence that is folded afterwards: the traces wait, the step is recorded."""
         captured, graph, _, _ = self._compiled()
         tape.calls += 1
         if stacked is not None:
-            if any(a.shape[0] != 1 for a, flag in zip(arguments, stacked, strict=True) if flag):
+            if _length(arguments, stacked) != 1:
                 raise ValueError("step_fn passed a window of several steps; give etrace_grad the chunk_size.")
             arguments = [a[0] if flag else a for a, flag in zip(arguments, stacked, strict=True)]
-        states = _read_states(captured)
-        outputs, hidden, others, tape.record.value = record_step(
-            graph, *states, arguments, tape.shifts.value, tape.drives.value
-        )
+            modulator = jax.tree.map(lambda m: m[0], modulator) if modulator_stacked else modulator
+        inputs = (*_read_states(captured), arguments)
+        feedback = self.algorithm.signal.feedback
+        substitutes = feedback.substitutes(graph) if feedback else None
+        (outputs, hidden, others), values = record_step(graph, self.algorithm, inputs, tape.offsets.value, substitutes)
+        tape.record.value = Recording(values, modulator)
         _write(captured.hidden, hidden)
         _write(captured.others, others)
         outputs = outputs if stacked is None else [output[None] for output in outputs]
         return jax.tree.unflatten(captured.output_tree, outputs)
+
+    @property
+    def folds(self) -> bool:
+        """Whether a known sequence is folded into whole-sequence products."""
+        return self.kernels == "auto" and isinstance(self.algorithm, FoldingAlgorithm)
 
     def fold_gradients(
         self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State[Any]], complete: bool
@@ -204,7 +231,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             The gradients of ``states``, the losses and the aux, stacked over time.
         """
         captured, graph, _, traces = self._compiled()
-        tape = Tape(graph, *_read_states(captured), list(captured.argument_avals))
+        algorithm = self.algorithm
+        assert isinstance(algorithm, FoldingAlgorithm)
+        inputs = (*_read_states(captured), list(captured.argument_avals))
+        modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
+        tape = Tape(graph, algorithm, inputs, modulator)
         length = jax.tree.leaves(timed)[0].shape[0]
         size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), self.memory_limit)
 
@@ -214,19 +245,22 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             tape.check_one_call()
             return result
 
-        gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.shifts, tape.drives], has_aux=True)
+        gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.offsets], has_aux=True)
 
         def one_step(total: list[Any], now: Any) -> Any:
-            (*direct, shifts, drives), (losses, aux) = gradient(*now)
-            return jax.tree.map(jnp.add, total, direct), (losses, aux, shifts, drives, tape.record.value)
+            (*direct, offsets), (losses, aux) = gradient(*now)
+            return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
 
         def one_fold(total: list[Any], chunk: Any) -> Any:
             total, (losses, aux, *recorded) = brainstate.transform.scan(one_step, total, chunk)
             parameters = _read(captured.parameters, captured.step.parameters)
             operands = evaluate_operands(graph, parameters)
-            steps = tape.folded(*recorded)
+            steps, first = tape.folded(*recorded)
             alone = complete and size == length
-            cotangents, rolled = self.algorithm.fold(graph, None if alone else traces.value, steps, operands)
+            cotangents, rolled = algorithm.fold(graph, None if alone else traces.value, steps, operands)
+            if first is not None and not alone:
+                entered = algorithm.solve(graph, traces.value, first, operands)
+                cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
             traces.value = traces.value if rolled is None else rolled
             pulled = iter(pull_operands(graph, parameters, cotangents))
             folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
@@ -268,6 +302,13 @@ def _one_step(args: tuple[Any, ...]) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(plain)
     first = [leaf[0] if s else leaf for leaf, s in zip(leaves, stacked or (False,) * len(leaves), strict=True)]
     return jax.tree.unflatten(tree, first)
+
+
+def _length(arguments: list[jax.Array], stacked: tuple[bool, ...] | None) -> int | None:
+    """The number of steps of a window; None for a single step."""
+    if stacked is None:
+        return None
+    return next(a.shape[0] for a, flag in zip(arguments, stacked, strict=True) if flag)
 
 
 def _check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, ...] | None) -> list[jax.Array]:

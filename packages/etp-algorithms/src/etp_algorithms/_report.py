@@ -1,6 +1,6 @@
 """The report of a learner: what each parameter's gradient contains, and what it costs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import jax
 
 from etp_algorithms._compiler._diagnostics import Diagnostic
 from etp_algorithms._compiler._graph import TraceGraph
-from etp_algorithms._compiler._relations import link_key
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._engine import TraceAlgorithm
 
@@ -99,11 +98,10 @@ def make_report(
     unused: tuple[tuple[Any, ...], ...] = (),
 ) -> TrustReport:
     """The report of one algorithm on one graph, with the memory of ``traces``; ``unused`` are parameters it lacks."""
-    sizes = {key: bytes_of(value) for key, value in algorithm.by_link(traces).items()}
     return TrustReport(
         algorithm=algorithm.name,
         parameters=(
-            *(_row(algorithm, graph, verdict, sizes) for verdict in graph.trust),
+            *(_row(algorithm, graph, traces, verdict) for verdict in graph.trust),
             *(_unread(".".join(map(str, path))) for path in unused),
         ),
         trace_bytes=bytes_of(traces),
@@ -116,18 +114,17 @@ def bytes_of(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _row(
-    algorithm: TraceAlgorithm, graph: TraceGraph, verdict: ParameterTrust, sizes: Mapping[str, int]
-) -> ParameterReport:
+def _row(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> ParameterReport:
     relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
-    links = [(relation, link) for relation in relations for link in relation.links]
+    links = [link for relation in relations for link in relation.links]
+    judged = algorithm.judge(graph, verdict)
     return ParameterReport(
         name=verdict.name,
-        trust=algorithm.grade(verdict.trust) if relations else verdict.trust,
+        trust=judged.trust,
         operators=tuple(relation.primitive.name for relation in relations),
-        groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for _, link in links)),
-        trace_bytes=sum(sizes.get(link_key(*item), 0) for item in links),
-        reasons=verdict.reasons,
+        groups=tuple(dict.fromkeys(graph.hidden_groups[link.group].name for link in links)),
+        trace_bytes=algorithm.bytes_for(graph, traces, verdict),
+        reasons=judged.reasons,
     )
 
 

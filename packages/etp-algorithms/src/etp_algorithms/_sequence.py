@@ -15,7 +15,7 @@ __all__ = ["SequenceDrivers", "zeros_like"]
 class SequenceDrivers:
     """``etrace_grad`` and ``etrace_evolve`` of a learner."""
 
-    kernels: Literal["auto", "reference"]
+    folds: Any
     param_states: Any
     update: Callable[..., Any]
     reset_state: Callable[..., None]
@@ -89,7 +89,7 @@ class SequenceDrivers:
         timed, slots = (gates, sequences), list(states.values())
         if complete_sequence:
             self.reset_state()
-        if chunk is None and self.kernels == "auto":
+        if chunk is None and self.folds:
             total, losses, aux = self.fold_gradients(loss_of, timed, slots, complete_sequence)
         else:
             total, losses, aux = _add_gradients(loss_of, _chunked(timed, chunk), slots)

@@ -272,6 +272,7 @@ def evaluate(
     *,
     cuts: Mapping[Equation, frozenset[int]] | None = None,
     offsets: Mapping[Variable, Any] | None = None,
+    substitutes: Mapping[Equation, Callable[..., Any]] | None = None,
 ) -> dict[Variable, Any]:
     """Evaluate ``equations`` in order and return ``env`` with their results added.
 
@@ -282,6 +283,7 @@ def evaluate(
         env: the given values; extended in place.
         cuts: operands through which no derivative passes, as ``{equation: operand positions}``.
         offsets: values added to computed variables.
+        substitutes: functions that stand in for an equation with one output: ``{equation: function of its operands}``.
     """
     for equation in equations:
         if all(v in env for v in equation.outputs):
@@ -289,7 +291,9 @@ def evaluate(
         operands = [value_of(atom, env) for atom in equation.inputs]
         for k in cuts.get(equation, ()) if cuts else ():
             operands[k] = jax.lax.stop_gradient(operands[k])
-        for variable, value in zip(equation.outputs, equation.bind(*operands), strict=True):
+        replaced = substitutes.get(equation) if substitutes else None
+        values = equation.bind(*operands) if replaced is None else [replaced(*operands)]
+        for variable, value in zip(equation.outputs, values, strict=True):
             env.setdefault(variable, value + offsets[variable] if offsets and variable in offsets else value)
     return env
 

@@ -6,25 +6,30 @@ Exact wherever the recurrence is position-wise; memory ``O(B·|w|·S)``. Source:
 efficient online learning for recurrent spiking networks" (D-RTRL); Murray, eLife 2019, for the diagonal cut.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._algorithms._rule_calls import contract, instant, propagate, pull_sequence, trace_shapes, window
 from etp_algorithms._algorithms._sweep import Row, Sweep, carried_inputs, recurs, sweep
 from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
-from etp_algorithms._compiler._trust import Trust
-from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
+from etp_algorithms._compiler._trust import ParameterTrust
+from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
+from etp_algorithms._report import bytes_of
+from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
+from etp_algorithms._trees import add_trees
 from etp_core import FastPathRules, get_fast_path_rules
 
-__all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "add_trees", "check_trace_dtype"]
+__all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "check_trace_dtype", "relation_keys"]
 
 Trace = dict[str, jax.Array]
 
@@ -35,36 +40,41 @@ def check_trace_dtype(dtype: Any) -> None:
         raise TypeError(f"trace_dtype must be a floating-point type or None, got {jnp.dtype(dtype).name}.")
 
 
-def add_trees(*trees: Any) -> Any:
-    """The sum of pytrees."""
-    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *trees)
-
-
 @dataclass(frozen=True)
 class ParamDimTraces:
-    """The trace algorithm of D-RTRL.
+    """Traces per weight and hidden state: D-RTRL and what differs from it in the recurrence or the signal.
 
     Attributes:
         trace_dtype: the dtype in which traces are stored; None keeps the dtype of the operators' outputs.
         use_kernels: whether closed-form kernels stand in for the rules where they apply.
+        signal: where the credit comes from.
+        recursion: how a trace moves from one step to the next.
+        name: the algorithm's name.
     """
 
     trace_dtype: Any = None
     use_kernels: bool = True
+    signal: LearningSignal = AT_ENTRY
+    recursion: TemporalRecursion = JACOBIAN
     name: str = "D_RTRL"
+    marked_only: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         check_trace_dtype(self.trace_dtype)
+        self.recursion.check_signal(self.signal.place, self.name)
 
     def check(self, graph: TraceGraph) -> None:
-        """Raise if a primitive lacks a rule."""
+        """Raise if a primitive lacks a rule, or a decay rounds to 1 in the trace's dtype."""
         for relation in graph.hidden_param_op_relations:
             for kind in ("dt_to_t", "xy_to_dw", "init_drtrl"):
                 relation.primitive.require_rule(kind, self.name)
+        self.recursion.check_dtype(self.trace_dtype)
+        if self.signal.feedback:
+            self.signal.feedback.check(graph)
 
-    def grade(self, trust: Trust) -> Trust:
-        """The trust of a traced parameter, as the graph gives it."""
-        return trust
+    def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
+        """The verdict of the graph, unless recurrence or signal are approximations of their own."""
+        return self.signal.judge(graph, self.recursion.judge(verdict))
 
     def init(self, graph: TraceGraph) -> dict[str, tuple[Trace | None, ...]]:
         """Zero traces, one dictionary per relation, group and state; None for a state that stays zero."""
@@ -73,12 +83,21 @@ class ParamDimTraces:
             for link in relation.links:
                 shapes = trace_shapes(relation, link, self.name)
                 zero = {key: jnp.zeros(s.shape, self.trace_dtype or s.dtype) for key, s in shapes.items()}
-                traces[link_key(relation, link)] = tuple(dict(zero) if p else None for p in link.present)
+                present = self.recursion.present(link)
+                traces[link_key(relation, link)] = tuple(dict(zero) if p else None for p in present)
         return traces
 
-    def by_link(self, traces: Any) -> Mapping[str, Any]:
-        """The traces of every relation and group by their stable name."""
-        return traces
+    def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
+        """The traces of the relations that the parameter enters."""
+        return bytes_of([traces[key] for key in relation_keys(graph, verdict)])
+
+    def tracked(self, graph: TraceGraph, parameters: Arrays) -> Operands:
+        """The operands of the marked operators."""
+        return evaluate_operands(graph, parameters)
+
+    def read(self, point: StepPoint) -> StepValues:
+        """The data of every operator and the Jacobians that the recursion makes of the step's."""
+        return StepValues(point.xs, self.recursion.jacobians(point))
 
     def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of the recurrence for every relation and group."""
@@ -89,10 +108,13 @@ class ParamDimTraces:
 
     def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a``, the products ``P`` of a backward sweep, ``M = P_0``."""
-        return self._roll_sweeps(graph, traces, values, operands, [_sweep(j, None) for j in values.jacobians])
+        return self._roll_sweeps(graph, traces, values, operands, [_sweep(j) for j in values.jacobians])
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
         """``Σ ⟨s_a, ε_a⟩`` over groups and states."""
+        return self._contract_all(graph, traces, self.recursion.signals(signals), operands)
+
+    def _contract_all(self, graph: TraceGraph, traces: Any, signals: Any, operands: Operands) -> Operands:
         solved = []
         for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
             parts = [
@@ -100,15 +122,15 @@ class ParamDimTraces:
                 for link in relation.links
                 for part in self._contractions(relation, link, signals, traces[link_key(relation, link)], weights)
             ]
-            solved.append(add_trees(*parts))
+            solved.append(add_trees(*parts) if parts else jax.tree.map(jnp.zeros_like, weights))
         return tuple(solved)
 
     def _contractions(
-        self, relation: HiddenParamOpRelation, link: GroupLink, signals: Signals, traces: Any, weights: Trace
+        self, relation: HiddenParamOpRelation, link: GroupLink, signals: Any, traces: Any, weights: Trace
     ) -> Iterator[Trace]:
         """The terms of one relation's gradient in one group."""
         laid_out = tuple(
-            None if trace is None else link.layout.gather(signal)
+            None if trace is None or signal is None else link.layout.gather(signal)
             for signal, trace in zip(signals[link.group], traces, strict=True)
         )
         kernel = self._kernel(relation, link)
@@ -129,26 +151,24 @@ class ParamDimTraces:
 
         The credits ``λ`` come from a backward sweep over the signals.
         """
-        values = steps.values
-        sweeps = [_sweep(j, s) for j, s in zip(values.jacobians, steps.signals, strict=True)]
+        values, at_exit = steps.values, self.signal.place == "exit"
+        signals = self.recursion.signals(steps.signals)
+        sweeps = [_sweep(j, s, at_exit) for j, s in zip(values.jacobians, signals, strict=True)]
         gradients = []
         for o, operator in enumerate(graph.operators):
             cotangent = steps.drives[o]
             for link in operator.links:
                 jacobian = values.jacobians[link.group]
                 assert jacobian is not None
-                credits = _credits(sweeps[link.group], steps.signals[link.group])
+                credits = _credits(sweeps[link.group], signals[link.group], at_exit)
                 for df, credit in zip(jacobian.inputs[o], credits, strict=True):
-                    if df is not None:
+                    if df is not None and credit is not None:
                         cotangent = cotangent + _meet(link.layout, df, credit)
             gradients.append(pull_sequence(operator, values.xs[o], cotangent, operands[o]))
         if traces is None:
             return tuple(gradients), None
-        entry = tuple(
-            tuple(s[0] for s in signal) if swept is None or swept.entry is None else swept.entry
-            for signal, swept in zip(steps.signals, sweeps, strict=True)
-        )
-        for r, entered in enumerate(self.solve(graph, traces, entry, operands)):
+        entry = tuple(_entry(swept, signal, at_exit) for signal, swept in zip(signals, sweeps, strict=True))
+        for r, entered in enumerate(self._contract_all(graph, traces, entry, operands)):
             gradients[r] = add_trees(gradients[r], entered)
         return tuple(gradients), self._roll_sweeps(graph, traces, values, operands, sweeps)
 
@@ -221,16 +241,29 @@ def _store(trace: Trace, kept: Trace) -> Trace:
     return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
 
 
-def _sweep(jacobian: GroupJacobian | None, signals: tuple[jax.Array, ...] | None) -> Sweep | None:
+def _sweep(jacobian: GroupJacobian | None, signals: Any = None, at_exit: bool = False) -> Sweep | None:
     """The backward sweep of one group; None where nothing recurs."""
-    return sweep(jacobian.transition, signals) if jacobian is not None and recurs(jacobian.transition) else None
+    return (
+        sweep(jacobian.transition, signals, at_exit) if jacobian is not None and recurs(jacobian.transition) else None
+    )
 
 
-def _credits(swept: Sweep | None, signals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """``λ_1 … λ_K``; without recurrence the credit of a state is the signal at the next entry."""
+def _credits(swept: Sweep | None, signals: Row, at_exit: bool) -> Row:
+    """``λ_1 … λ_K``; without recurrence the credit of a state is its own signal, or that of the next entry."""
     if swept is not None and swept.credits is not None:
         return swept.credits
-    return tuple(jnp.concatenate([s[1:], jnp.zeros_like(s[:1])]) for s in signals)
+    return signals if at_exit else tuple(None if s is None else _next(s) for s in signals)
+
+
+def _next(signal: jax.Array) -> jax.Array:
+    return jnp.concatenate([signal[1:], jnp.zeros_like(signal[:1])])
+
+
+def _entry(swept: Sweep | None, signals: Row, at_exit: bool) -> Row:
+    """``λ_0``."""
+    if swept is not None and swept.entry is not None:
+        return swept.entry
+    return tuple(None if at_exit or s is None else s[0] for s in signals)
 
 
 def _links(
@@ -249,17 +282,25 @@ def _meet(layout: Layout, df: jax.Array, credit: jax.Array) -> jax.Array:
     return product.sum(1) if layout.lanes > 1 else product
 
 
+def relation_keys(graph: TraceGraph, verdict: ParameterTrust) -> list[str]:
+    """The names of the traces of one parameter."""
+    relations = [graph.hidden_param_op_relations[n] for n in verdict.relations]
+    return [link_key(relation, link) for relation in relations for link in relation.links]
+
+
 class D_RTRL(Learner):
     """A learner that keeps one trace per weight and hidden state; exact where the recurrence is position-wise.
 
     Args:
         model: a module whose ``update`` is one step.
-        vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
+        signal: ``"entry"``: the credit of a weight is the cotangent of the state that enters a window, and what
+            happens within the window is exact; ``"exit"``: that of the new state of every step, as published.
         trace_dtype: the dtype in which traces are stored, for example ``jnp.bfloat16``.
-        strict: raise where a plain operation mixes positions and would be cut from the traces. Recurrence through
-            marked operators, which the algorithm leaves out by definition, is no such path.
-        kernels: see :class:`Learner`.
-        memory_limit: see :class:`Learner`.
+        vjp_method: see :class:`Learner`, as every option below.
+        strict: raise where a plain operation mixes positions.
+        kernels: ``"auto"`` or ``"reference"``.
+        memory_limit: bytes for recording a sequence.
+        control_flow: limits for marked operators inside branches and loops.
 
     Example:
         >>> import etp_algorithms, jax.numpy as jnp
@@ -271,19 +312,22 @@ class D_RTRL(Learner):
         self,
         model: brainstate.nn.Module,
         *,
-        vjp_method: VjpMethod | None = None,
+        signal: SignalPlace = "entry",
         trace_dtype: Any = None,
+        vjp_method: VjpMethod | None = None,
         strict: bool = False,
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
+        control_flow: ControlFlowPolicy | None = None,
     ) -> None:
         super().__init__(
             model,
-            ParamDimTraces(trace_dtype, kernels == "auto"),
+            ParamDimTraces(trace_dtype, kernels == "auto", LearningSignal(signal)),
             vjp_method=vjp_method,
             strict=strict,
             kernels=kernels,
             memory_limit=memory_limit,
+            control_flow=control_flow,
         )
 
 

@@ -7,22 +7,26 @@ The mass ``c = 1 − α_f^t`` corrects the start of the output filter after ``t`
 windows. Memory ``O(B·(I + O·S))``. Source: Wang et al., the ES-D-RTRL (pp-prop) approximation.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._algorithms._d_rtrl import add_trees, check_trace_dtype
+from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._rule_calls import pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
-from etp_algorithms._compiler._trust import Trust
-from etp_algorithms._engine import FoldedSteps, Operands, Signals, StepValues
+from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
+from etp_algorithms._report import bytes_of
+from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands, read_positions
+from etp_algorithms._trees import add_trees
 
 __all__ = ["ES_D_RTRL", "FactorisedTraces", "IODimVjpAlgorithm", "decays_of", "pp_prop"]
 
@@ -65,12 +69,16 @@ class FactorisedTraces:
         decay_x: decay of the input filter per step.
         decay_f: decay of the output filter per step.
         trace_dtype: the dtype in which traces are stored; None keeps that of inputs and outputs.
+        signal: where the credit comes from.
+        name: the algorithm's name.
     """
 
     decay_x: float
     decay_f: float
     trace_dtype: Any = None
+    signal: LearningSignal = AT_ENTRY
     name: str = "pp_prop"
+    marked_only: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         check_trace_dtype(self.trace_dtype)
@@ -87,9 +95,13 @@ class FactorisedTraces:
                     f"never forget. Use a smaller decay or a wider trace_dtype."
                 )
 
-    def grade(self, trust: Trust) -> Trust:
+        if self.signal.feedback:
+            self.signal.feedback.check(graph)
+
+    def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """A traced parameter is never exact: its trace is a product of sums."""
-        return Trust.FACTORISED
+        factorised = replace(verdict, trust=Trust.FACTORISED) if verdict.relations else verdict
+        return self.signal.judge(graph, factorised)
 
     def init(self, graph: TraceGraph) -> Any:
         """Zero filters and zero mass."""
@@ -106,9 +118,17 @@ class FactorisedTraces:
                 outputs[link_key(relation, link)] = tuple(zero if p else None for p in link.present)
         return {"input": inputs, "output": outputs, "mass": jnp.zeros((), jnp.result_type(float))}
 
-    def by_link(self, traces: Any) -> Mapping[str, Any]:
-        """The output filters of every relation and group by their stable name."""
-        return traces["output"]
+    def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
+        """The output filters of the relations that the parameter enters; input filters are shared."""
+        return bytes_of([traces["output"][key] for key in relation_keys(graph, verdict)])
+
+    def tracked(self, graph: TraceGraph, parameters: Arrays) -> Operands:
+        """The operands of the marked operators."""
+        return evaluate_operands(graph, parameters)
+
+    def read(self, point: StepPoint) -> StepValues:
+        """The data of every operator and the Jacobians."""
+        return read_positions(point)
 
     def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of both filters."""
@@ -162,8 +182,9 @@ class FactorisedTraces:
 
         def forward(old: Any, now: Any) -> Any:
             values, signals = now
-            factors = [self._factors(graph, relation, old, signals) for relation in graph.hidden_param_op_relations]
-            return self.roll(graph, old, values, operands), factors
+            new = self.roll(graph, old, values, operands)
+            at = new if self.signal.place == "exit" else old
+            return new, [self._factors(graph, relation, at, signals) for relation in graph.hidden_param_op_relations]
 
         start = self.init(graph) if traces is None else traces
         rolled, factors = jax.lax.scan(forward, start, (steps.values, steps.signals))
@@ -219,12 +240,13 @@ class pp_prop(Learner):
         model: a module whose ``update`` is one step.
         decay_or_rank: decay of the filters per step in ``[0, 1)``; or a rank ``r ≥ 1``, short for the decay
             ``(r − 1) / (r + 1)``; or a pair, for the input and the output filter.
-        vjp_method: ``"single-step"`` refuses :class:`MultiStepData`; ``"multi-step"`` and None allow both.
+        signal: ``"entry"``, the credit of the state that enters a window, or ``"exit"``, of every new state.
         trace_dtype: the dtype in which traces are stored.
-        strict: raise where a plain operation mixes positions and would be cut from the traces. Recurrence through
-            marked operators, which the algorithm leaves out by definition, is no such path.
-        kernels: see :class:`Learner`.
-        memory_limit: see :class:`Learner`.
+        vjp_method: see :class:`Learner`, as every option below.
+        strict: raise where a plain operation mixes positions.
+        kernels: ``"auto"`` or ``"reference"``.
+        memory_limit: bytes for recording a sequence.
+        control_flow: limits for marked operators inside branches and loops.
     """
 
     def __init__(
@@ -232,20 +254,23 @@ class pp_prop(Learner):
         model: brainstate.nn.Module,
         decay_or_rank: float | int | Sequence[float | int],
         *,
-        vjp_method: VjpMethod | None = None,
+        signal: SignalPlace = "entry",
         trace_dtype: Any = None,
+        vjp_method: VjpMethod | None = None,
         strict: bool = False,
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
+        control_flow: ControlFlowPolicy | None = None,
     ) -> None:
         decay_x, decay_f = decays_of(decay_or_rank)
         super().__init__(
             model,
-            FactorisedTraces(decay_x, decay_f, trace_dtype),
+            FactorisedTraces(decay_x, decay_f, trace_dtype, LearningSignal(signal)),
             vjp_method=vjp_method,
             strict=strict,
             kernels=kernels,
             memory_limit=memory_limit,
+            control_flow=control_flow,
         )
 
 

@@ -5,7 +5,11 @@ With ``D_1 … D_K`` the per-position transitions of a group, signals ``s`` at t
 
     λ_t−1 = s_t + D_tᵀ λ_t ,      P_t−1 = P_t D_t ,      t = K … 1 .
 
-``λ_t`` is the credit of the state after step ``t``, and ``P_t`` carries what step ``t`` writes to the end of the
+``λ_t`` is the credit of the state after step ``t``; with signals ``s_t`` at the exit of step ``t`` it is
+
+    λ_t = s_t + D_t+1ᵀ λ_t+1 ,      λ_0 = D_1ᵀ λ_1 .
+
+``P_t`` carries what step ``t`` writes to the end of the
 window. State axes are unrolled: a matrix over the states is a tuple of rows, and None is a structural zero.
 """
 
@@ -43,12 +47,13 @@ def recurs(transition: Factors) -> bool:
     return any(factor is not None for row in transition for factor in row)
 
 
-def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
+def sweep(transition: Factors, signals: Row | None, at_exit: bool = False) -> Sweep:
     """Pass backward over a window.
 
     Args:
         transition: ``D[a][b]``, each ``(K, *varshape)``; at least one is present.
-        signals: ``s[a]``, each ``(K, *varshape)``; None for the products alone.
+        signals: ``s[a]``, each ``(K, *varshape)`` or None for a state without any; None for the products alone.
+        at_exit: the signals are those of the states after the steps, not before them.
     """
     states = range(len(transition))
     some = next(factor for row in transition for factor in row if factor is not None)[0]
@@ -57,11 +62,17 @@ def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
         tuple(jnp.ones_like(some) if a == b else zero if reached[a][b] else None for b in states) for a in states
     )
 
+    last = None if signals is None else tuple(zero if s is None else jnp.zeros_like(s[0]) for s in signals)
+
     def back(carry: Any, now: Any) -> Any:
         (credit, product), (d, s) = carry, now
-        earlier = (
-            None if s is None else tuple(_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
-        )
+        earlier = None
+        if s is not None and last is not None and at_exit:
+            credit = tuple(_sum(credit[a], s[a]) for a in states)
+            earlier = tuple(_or_zero(_sum(*(_times(d[a][b], credit[a]) for a in states)), last[b]) for b in states)
+        elif s is not None and last is not None:
+            flows = (_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
+            earlier = tuple(map(_or_zero, flows, last))
         moved = tuple(
             tuple(
                 _or_zero(_sum(*(_times(product[a][c], d[c][b]) for c in states)), kept)
@@ -71,7 +82,6 @@ def sweep(transition: Factors, signals: tuple[jax.Array, ...] | None) -> Sweep:
         )
         return (earlier, moved), (credit, product)
 
-    last = None if signals is None else tuple(jnp.zeros_like(s[0]) for s in signals)
     (entry, whole), (credits, suffixes) = jax.lax.scan(back, (last, start), (transition, signals), reverse=True)
     return Sweep(
         credits,
@@ -113,5 +123,5 @@ def _sum(*terms: jax.Array | None) -> jax.Array | None:
 
 
 def _or_zero(value: jax.Array | None, kept: jax.Array | None) -> jax.Array | None:
-    """The carry keeps its structure: an entry that turns structurally zero becomes zeros."""
+    """A carry keeps its structure: an entry that turns structurally zero becomes zeros."""
     return None if kept is None else jnp.zeros_like(kept) if value is None else value

@@ -7,6 +7,7 @@ from functools import cached_property
 import jax.numpy as jnp
 
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
+from etp_algorithms._compiler._exit_plan import ExitPlan, plan_exits
 from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
 from etp_algorithms._compiler._irreversible import name_irreversible_loops
 from etp_algorithms._compiler._policy import ControlFlowPolicy
@@ -54,6 +55,11 @@ class TraceGraph:
             if isinstance(operator.x, Variable):
                 found[operator.x] = None
         return tuple(found)
+
+    @cached_property
+    def exit_plan(self) -> ExitPlan:
+        """The order of evaluation that tells the new states of one group from another."""
+        return plan_exits(self.step, self.hidden_groups)
 
     @cached_property
     def _order(self) -> Mapping[Variable, int]:
