@@ -62,6 +62,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "MultiStepData",
         "ParamDimVjpAlgorithm",
         "ParameterReport",
+        "RelationReport",
         "SingleStepData",
         "TraceGraph",
         "Trust",

@@ -74,6 +74,14 @@ def test_verbose_prints_the_report(verbose, printed, capsys):
     assert (str(learner.report) in capsys.readouterr().out) is printed
 
 
+def test_the_higher_verbosity_also_prints_where_each_operator_stands(capsys):
+    ea.compile(EXACT["leaky"](), "d_rtrl", XS[0], batch_size=2, verbose=2)
+    *_, head, _, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["operator", "parameters", "into", "place"]
+    assert row.split()[:4] == ["etp_mm", "W,", "b", "h"]
+    assert "models.py:" in row
+
+
 def test_the_graph_can_be_had_without_a_learner():
     graph = ea.compile_etrace_graph(initialised(EXACT["lstm_without_recurrence"], 2), XS[0])
     assert [r.primitive.name for r in graph.hidden_param_op_relations] == ["etp_mm"]

@@ -1,7 +1,9 @@
 """The report says what each gradient contains, as a table and as data."""
 
+import html
 import io
 import json
+import re
 
 import brainstate
 import jax
@@ -124,3 +126,90 @@ def test_a_parameter_that_the_step_never_reads_is_listed_as_unused():
 
     row = compiled(with_a_spare, XS[0], 2).report["spare.weight"]
     assert (row.trust.value, row.reasons) == ("unused", ("the step never reads it",))
+
+
+# --- drawings ----------------------------------------------------------------------------------------------------
+
+AWKWARD = 'a"b\\c<d>e#f;g[h](i){j}|k\nl`m& %é→'
+
+
+def named_awkwardly():
+    model = EXACT["leaky"]()
+    model.more = brainstate.ParamState({AWKWARD: jnp.ones(3), "end": jnp.ones(3), "1. list": jnp.ones(3)})
+    return model
+
+
+DRAWN = {"every_trust": of_every_trust, "awkward_names": named_awkwardly, "two_groups": EXACT["one_drive_two_groups"]}
+
+
+def parse_mermaid(text):
+    """Nodes as ``{key: (lines, class)}``, edges and classes of a flowchart; a line it does not know is an error."""
+    first, *lines = text.splitlines()
+    assert first == "flowchart LR"
+    nodes, edges, classes = {}, [], set()
+    for line in lines:
+        if found := re.fullmatch(r' +(\w+)(\[|\(\[|\[\[)"([^"]*)"(\]|\]\)|\]\])(?::::(\w+))?', line):
+            key, start, label, end, trust = found.groups()
+            assert (start, end) in {("[", "]"), ("([", "])"), ("[[", "]]")}
+            assert key not in nodes
+            assert re.fullmatch(r"(?:[\w .,+\-/]|#\d+;|<br/>)*", label, re.ASCII)
+            lines_ = label.split("<br/>")
+            nodes[key] = (tuple(html.unescape(re.sub(r"#(\d+);", r"&#\1;", part)) for part in lines_), trust)
+        elif found := re.fullmatch(r" +(\w+) (-->|-\.->) (\w+)", line):
+            edges.append((found[1], found[3], found[2] == "-.->"))
+        else:
+            classes.add(re.fullmatch(r" +classDef (\w+) fill:#\w{6},stroke:#\w{6},color:#\w{6}", line)[1])
+    assert {trust for _, trust in nodes.values() if trust} == classes
+    assert {end for edge in edges for end in edge[:2]} <= nodes.keys()
+    return nodes, edges
+
+
+def parse_graphviz(text):
+    """Nodes as ``{key: lines}`` and edges of a digraph, token by token."""
+    pattern = r'\s+|"(?:\\.|[^"\\])*"|->|[{}\[\];=,]|\w+'
+    tokens = [t for t in re.findall(pattern, text) if not t.isspace()]
+    assert "".join(re.findall(pattern, text)) == text
+    assert tokens[:3] == ["digraph", "trust", "{"]
+    assert tokens[-1] == "}"
+    statements = " ".join(tokens[3:-1]).split(" ;")  # no label of ours holds " ;"
+    nodes, edges = {}, []
+    for statement in map(str.strip, statements):
+        if found := re.fullmatch(r'(\w+) \[ label = "((?:\\.|[^"\\])*)" , (.*) \]', statement, re.DOTALL):
+            assert found[1] not in nodes
+            parts = re.split(r"(?<!\\)(?:\\\\)*\\n", found[2])
+            nodes[found[1]] = tuple(part.replace('\\"', '"').replace("\\\\", "\\") for part in parts)
+        elif found := re.fullmatch(r"(\w+) -> (\w+)( \[ style = dashed \])?", statement):
+            edges.append((found[1], found[2], bool(found[3])))
+        else:
+            assert statement in ("", "rankdir = LR")
+    return nodes, edges
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_mermaid_drawing_has_a_node_for_every_parameter_operator_and_group(name):
+    report = report_of(DRAWN[name])
+    nodes, edges = parse_mermaid(report.to_mermaid())
+    wanted = [((row.name, row.trust.value), row.trust.value) for row in report.parameters]
+    wanted += [((r.operator, r.place), None) for r in report.relations] + [((group,), None) for group in report.groups]
+    assert sorted(map(str, nodes.values())) == sorted(map(str, wanted))
+    assert len(edges) == sum(len(r.parameters) + len(r.groups) for r in report.relations)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_graphviz_drawing_has_the_nodes_and_edges_of_the_mermaid_drawing(name):
+    report = report_of(DRAWN[name])
+    nodes, edges = parse_mermaid(report.to_mermaid())
+    dot_nodes, dot_edges = parse_graphviz(report.to_graphviz())
+    assert dot_nodes == {key: tuple(line.replace("\n", " ") for line in lines) for key, (lines, _) in nodes.items()}
+    assert dot_edges == edges
+
+
+def test_a_drawing_leads_from_parameters_through_operators_to_groups():
+    nodes, edges = parse_mermaid(report_of().to_mermaid())
+    named = {(nodes[a][0][0], nodes[b][0][0], dashed) for a, b, dashed in edges}
+    assert named == {("W", "etp_mm", True), ("etp_mm", "h", False), ("R", "etp_mm", False), ("etp_mm", "k", False)}
+
+
+def test_a_readout_is_drawn_without_a_way_to_a_group():
+    report = report_of(EXACT["marked_readout"])
+    assert [(r.parameters, r.groups) for r in report.relations] == [(("W",), ("h",)), (("R",), ())]

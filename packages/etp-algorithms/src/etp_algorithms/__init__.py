@@ -17,7 +17,7 @@ from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._compiler._trust import Trust
 from etp_algorithms._inputs import MultiStepData, SingleStepData
 from etp_algorithms._learner import EligibilityTrace, Learner
-from etp_algorithms._report import ParameterReport, TrustReport
+from etp_algorithms._report import ParameterReport, RelationReport, TrustReport
 
 __all__ = [
     "D_RTRL",
@@ -35,6 +35,7 @@ __all__ = [
     "MultiStepData",
     "ParamDimVjpAlgorithm",
     "ParameterReport",
+    "RelationReport",
     "SingleStepData",
     "TraceGraph",
     "Trust",

@@ -13,6 +13,7 @@ from etp_algorithms._compiler._diagnostics import CompilationError, warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
+from etp_algorithms._report import relation_table
 
 __all__ = ["ALGORITHMS", "compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
 
@@ -42,7 +43,8 @@ def compile(
         *example_inputs: inputs of one step, with the batch axis if there is one.
         batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
         seed: seed of the random numbers that the initialisation draws.
-        verbose: 1 or 2 prints the trust report with its diagnostics, 0 nothing.
+        verbose: 1 prints the trust report with its diagnostics, 2 also a line for every use of a marked operator,
+            0 nothing.
         control_flow: limits for marked operators inside branches and loops; None for the learner's own.
         **options: passed to the learner, for example ``decay_or_rank`` of ``pp_prop``.
 
@@ -71,6 +73,8 @@ def compile(
         raise CompilationError(nothing_to_learn(learner.graph))
     if verbose:
         print(learner.report)
+    if verbose == 2:
+        print(relation_table(learner.report))
     return learner
 
 

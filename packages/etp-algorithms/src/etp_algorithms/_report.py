@@ -1,6 +1,6 @@
 """The report of a learner: what each parameter's gradient contains, and what it costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,10 +8,12 @@ import jax
 
 from etp_algorithms._compiler._diagnostics import Diagnostic
 from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._drawing import Drawing, Node, to_graphviz, to_mermaid
 from etp_algorithms._engine import TraceAlgorithm
 
-__all__ = ["ParameterReport", "TrustReport", "bytes_of", "make_report"]
+__all__ = ["ParameterReport", "RelationReport", "TrustReport", "bytes_of", "make_report", "relation_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +39,39 @@ class ParameterReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RelationReport:
+    """One use of a marked operator on parameters.
+
+    Attributes:
+        operator: the name of its primitive.
+        place: the file and line of the model that use it.
+        parameters: the names of the parameter arrays that its weights are made from.
+        groups: the hidden groups that it is traced into; none for an operator without a trace.
+    """
+
+    operator: str
+    place: str
+    parameters: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TrustReport:
-    """What an algorithm will do with a compiled model; print it, or read it as data.
+    """What an algorithm will do with a compiled model; print it, draw it, or read it as data.
 
     Attributes:
         algorithm: the algorithm's name.
         parameters: one row per parameter array.
+        relations: the uses of marked operators.
+        groups: the names of the hidden groups, the states of one joined by ``+``.
         trace_bytes: the memory of all traces.
         diagnostics: what the compiler noticed.
     """
 
     algorithm: str
     parameters: tuple[ParameterReport, ...]
+    relations: tuple[RelationReport, ...]
+    groups: tuple[str, ...]
     trace_bytes: int
     diagnostics: tuple[Diagnostic, ...]
 
@@ -62,16 +85,45 @@ class TrustReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dictionaries, lists and strings."""
         rows = [{**asdict(row), "trust": row.trust.value} for row in self.parameters]
-        found = [{**asdict(d), "kind": d.kind.value} for d in self.diagnostics]
-        return {"algorithm": self.algorithm, "trace_bytes": self.trace_bytes, "parameters": rows, "diagnostics": found}
+        return {
+            "algorithm": self.algorithm,
+            "trace_bytes": self.trace_bytes,
+            "parameters": rows,
+            "relations": [asdict(relation) for relation in self.relations],
+            "groups": list(self.groups),
+            "diagnostics": [{**asdict(d), "kind": d.kind.value} for d in self.diagnostics],
+        }
+
+    def to_mermaid(self) -> str:
+        """The report as a Mermaid flowchart: parameters, coloured by trust, operators, and hidden groups.
+
+        A dashed arrow leads from a parameter that is not exact to its operators. Paste the text into a fenced block
+        ``mermaid``, which GitHub and Sphinx with ``sphinxcontrib-mermaid`` draw.
+        """
+        return to_mermaid(self._drawing())
+
+    def to_graphviz(self) -> str:
+        """The same in the DOT language of Graphviz: ``dot -Tsvg`` draws it."""
+        return to_graphviz(self._drawing())
+
+    def _drawing(self) -> Drawing:
+        names = {row.name: f"p{n}" for n, row in enumerate(self.parameters)}
+        groups = {name: f"g{n}" for n, name in enumerate(self.groups)}
+        nodes = [
+            Node(names[row.name], "parameter", (row.name, row.trust.value), row.trust.value) for row in self.parameters
+        ]
+        nodes += [Node(f"o{n}", "operator", (r.operator, r.place)) for n, r in enumerate(self.relations)]
+        nodes += [Node(key, "group", (name,)) for name, key in groups.items()]
+        into = [(names[name], f"o{n}") for n, r in enumerate(self.relations) for name in r.parameters]
+        out = [(f"o{n}", groups[name]) for n, r in enumerate(self.relations) for name in r.groups]
+        graded = {names[row.name]: row.trust for row in self.parameters}
+        dashed = frozenset(edge for edge in into if graded[edge[0]] is not Trust.EXACT)
+        return Drawing(nodes, (*into, *out), dashed)
 
     def __str__(self) -> str:
         head = ("parameter", "trust", "traced by", "into", "trace", "note")
-        rows = [head, *map(_cells, self.parameters)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-        lines = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[-1]]).rstrip() for r in rows]
-        lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([*lines, f"{self.algorithm}: {_bytes(self.trace_bytes)} of traces", *self._notes()])
+        table = _table([head, *map(_cells, self.parameters)])
+        return "\n".join([table, f"{self.algorithm}: {_bytes(self.trace_bytes)} of traces", *self._notes()])
 
     def _notes(self) -> Iterator[str]:
         for diagnostic in self.diagnostics:
@@ -104,9 +156,18 @@ def make_report(
             *(_row(algorithm, graph, traces, verdict) for verdict in graph.trust),
             *(_unread(".".join(map(str, path))) for path in unused),
         ),
+        relations=tuple(_use(graph, operator) for operator in graph.operators),
+        groups=tuple(group.name for group in graph.hidden_groups),
         trace_bytes=bytes_of(traces),
         diagnostics=diagnostics,
     )
+
+
+def relation_table(report: TrustReport) -> str:
+    """The uses of marked operators as a table."""
+    head = ("operator", "parameters", "into", "place")
+    rows = [(r.operator, ", ".join(r.parameters), ", ".join(r.groups) or "-", r.place) for r in report.relations]
+    return _table([head, *rows])
 
 
 def bytes_of(tree: Any) -> int:
@@ -128,8 +189,26 @@ def _row(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, verdict: Par
     )
 
 
+def _use(graph: TraceGraph, operator: HiddenParamOpRelation) -> RelationReport:
+    numbers = sorted({n for operand in operator.operands.values() for n in operand.parameters})
+    return RelationReport(
+        operator=operator.primitive.name,
+        place=operator.equation.place,
+        parameters=tuple(graph.step.parameters[n].name for n in numbers),
+        groups=tuple(graph.hidden_groups[link.group].name for link in operator.links),
+    )
+
+
 def _unread(name: str) -> ParameterReport:
     return ParameterReport(name, Trust.UNUSED, (), (), 0, ("the step never reads it",))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows in columns, the first one underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[-1]]).rstrip() for r in rows]
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
 
 
 def _cells(row: ParameterReport) -> tuple[str, ...]:
