@@ -29,7 +29,7 @@ def untyped(function):
     return inspect.unwrap(function)
 
 
-KINDS = ["dt_to_t", "xy_to_dw", "init_drtrl", "init_pp", "instant", "solve", "window", "pp_input"]
+KINDS = ["dt_to_t", "xy_to_dw", "init_drtrl", "init_pp", "instant", "solve", "window", "pp_input", "adjacency"]
 PUBLIC = {"dt_to_t": "DT_TO_T", "xy_to_dw": "XY_TO_DW", "init_drtrl": "INIT_DRTRL", "init_pp": "INIT_PP"}
 
 

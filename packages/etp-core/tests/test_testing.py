@@ -328,6 +328,27 @@ def test_kernels_that_do_not_apply_are_not_held_against_the_rules():
     check(make(fast_path=fast(instant=None, applicable=lambda params: False)))
 
 
+# which elements depend on which
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (np.ones((5, 3), bool), None),
+        (np.zeros((5, 3), bool), r"adjacency.*True at \[0, 0\], where y depends on x \(15 entries differ\)"),
+        (np.ones((3, 5), bool), r"adjacency.*shape \(5, 3\), got bool of shape \(3, 5\)"),
+        (np.ones((5, 3)), r"adjacency.*booleans of shape \(5, 3\), got float64"),
+    ],
+)
+def test_adjacency_must_cover_every_dependence_of_one_sample(pattern, message):
+    primitive = make(adjacency=lambda x_shape, y_shape, **_: pattern)
+    if message is None:
+        check_primitive(primitive, X, W, B, scale=2.0, has_bias=True)
+        return
+    with pytest.raises(RuleCheckError, match=message):
+        check_primitive(primitive, X, W, B, scale=2.0, has_bias=True)
+
+
 # data of other kinds
 
 

@@ -38,6 +38,7 @@ from etp_algorithms._step import (
 
 __all__ = [
     "AT_ENTRY",
+    "BootstrappingAlgorithm",
     "FoldedSteps",
     "FoldingAlgorithm",
     "LearningSignal",
@@ -127,6 +128,10 @@ class TraceAlgorithm(Protocol):
         """Zero traces, a pytree of arrays with stable keys."""
         ...
 
+    def reset(self, graph: TraceGraph, traces: Any) -> Any:
+        """The traces at the start of another sequence."""
+        ...
+
     def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
         """The memory of the traces of one parameter."""
         ...
@@ -136,7 +141,7 @@ class TraceAlgorithm(Protocol):
         ...
 
     def read(self, point: StepPoint) -> Any:
-        """What the traces need of a step, a pytree of arrays."""
+        """What the traces need of a step; a pytree of arrays if several steps can be taken at once."""
         ...
 
     def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
@@ -163,6 +168,15 @@ class FoldingAlgorithm(TraceAlgorithm, Protocol):
         Equal to solving and rolling step by step. The gradients are of the operands of every marked operator
         and contain what passes within a step.
         """
+        ...
+
+
+@runtime_checkable
+class BootstrappingAlgorithm(TraceAlgorithm, Protocol):
+    """An algorithm that predicts the credit which the state at the end of a window gets from later steps."""
+
+    def predict(self, graph: TraceGraph, traces: Any, states: Signals) -> Signals:
+        """The predicted cotangents of ``states``."""
         ...
 
 
@@ -228,20 +242,22 @@ def run_window(
             rolled = carry.traces if later else algorithm.roll(graph, carry.traces, values, _detach(tracked))
         else:
             signals = current_modulator if modulator_stacked else modulator
-            result, values, rolled = _step_to_exit(
-                graph, algorithm, inputs, carry.traces, tracked, signals, substitutes
-            )
+            result, rolled = _step_to_exit(graph, algorithm, inputs, carry.traces, tracked, signals, substitutes)
+            values = None
         return _Carry(result[1], result[2], rolled), (result[0], values if later else None)
 
     if stacked is None:
         carry, (outputs, values) = one_step(start, ([], modulator))
         rolled = algorithm.roll(graph, carry.traces, values, _detach(tracked)) if later else carry.traces
-        return WindowResult(outputs, carry.hidden, carry.others, rolled)
-    moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
-    carry, (outputs, values) = jax.lax.scan(one_step, start, (moving, modulator if modulator_stacked else None))
-    rolled = carry.traces
-    if isinstance(algorithm, FoldingAlgorithm) and later:
-        rolled = algorithm.roll_window(graph, carry.traces, _detach(values), _detach(tracked))
+    else:
+        moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
+        carry, (outputs, values) = jax.lax.scan(one_step, start, (moving, modulator if modulator_stacked else None))
+        rolled = carry.traces
+        if isinstance(algorithm, FoldingAlgorithm) and later:
+            rolled = algorithm.roll_window(graph, carry.traces, _detach(values), _detach(tracked))
+    if isinstance(algorithm, BootstrappingAlgorithm):
+        states = group_signals(graph, carry.hidden)
+        outputs = _tie(outputs, states, algorithm.predict(graph, _detach(traces), _detach(states)))
     return WindowResult(outputs, carry.hidden, carry.others, rolled)
 
 
@@ -288,7 +304,7 @@ def _step_to_exit(
     """One step whose traced weights are credited at its new states; nothing flows in from later steps."""
     parameters, *states = inputs
     states = _detach(states)
-    values = algorithm.read(StepPoint(graph, *_detach(inputs), _detach(evaluate_step(graph, *_detach(inputs)))))
+    values = algorithm.read(StepPoint(graph, *_detach(inputs), evaluate_step(graph, *_detach(inputs))))
     rolled = algorithm.roll(graph, traces, values, _detach(tracked))
     zeros = [jnp.zeros_like(a) for a, leaf in zip(states[0], graph.step.hidden, strict=True) if leaf.differentiable]
     attached = attach_traces(graph, algorithm, _spread(graph, states[0], zeros), tracked, rolled, modulator)
@@ -298,9 +314,16 @@ def _step_to_exit(
     if graph.exit_plan.reads_entry and not everywhere:
         seen = attach_traces(graph, algorithm, seen, tracked, traces)
     result = evaluate_at_exit(
-        graph, parameters, *states, shifts, seen=seen, everywhere=everywhere, substitutes=substitutes
+        graph,
+        parameters,
+        *states,
+        shifts,
+        seen=seen,
+        everywhere=everywhere,
+        whole=not algorithm.marked_only,
+        substitutes=substitutes,
     )
-    return (_tie(result[0], shifts) if everywhere else result[0], _detach(result[1]), result[2]), rolled
+    return (_tie(result[0], shifts, zeros) if everywhere else result[0], _detach(result[1]), result[2]), rolled
 
 
 def _spread(graph: TraceGraph, hidden: Arrays, shifts: Arrays) -> Arrays:
@@ -309,18 +332,18 @@ def _spread(graph: TraceGraph, hidden: Arrays, shifts: Arrays) -> Arrays:
     return [next(rest) if leaf.differentiable else a for a, leaf in zip(hidden, graph.step.hidden, strict=True)]
 
 
-def _tie(outputs: Arrays, shifts: Arrays) -> Arrays:
-    """``outputs`` unchanged, but whoever differentiates any of them reaches ``shifts``."""
+def _tie(outputs: Arrays, values: Any, cotangents: Any) -> Arrays:
+    """``outputs`` unchanged, but whoever differentiates any of them gives ``values`` these cotangents."""
 
     @jax.custom_vjp
-    def tie(outputs: Arrays, shifts: Arrays) -> Arrays:
+    def tie(outputs: Arrays, values: Any, cotangents: Any) -> Arrays:
         return outputs
 
     tie.defvjp(
-        lambda outputs, shifts: (outputs, shifts),
-        lambda shifts, cotangents: (cotangents, jax.tree.map(jnp.zeros_like, shifts)),
+        lambda outputs, values, cotangents: (outputs, cotangents),
+        lambda cotangents, direct: (direct, cotangents, None),
     )
-    return tie(outputs, shifts)
+    return tie(outputs, values, cotangents)
 
 
 def _complete(solved: Any, tracked: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from etp_algorithms._compiler._diagnostics import CompilationError
@@ -20,19 +21,19 @@ from etp_algorithms._compiler._trust import ParameterTrust
 from etp_core import ETPPrimitive
 from etp_core.jaxpr import Equation, Variable, dependents
 
-__all__ = ["RandomFeedback", "find_readouts"]
+__all__ = ["RandomFeedback", "find_readouts", "key_data_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class RandomFeedback:
-    """Fixed normal matrices, one per read-out of shape ``(outputs, inputs)``, drawn anew from the seed when needed.
+    """Fixed normal matrices, one per read-out of shape ``(outputs, inputs)``, drawn anew from the key when needed.
 
     Attributes:
-        seed: of the matrices.
+        key: the raw data of the random key that the matrices are drawn from; see :func:`key_data_of`.
         scale: their standard deviation; None for ``1 / √inputs``.
     """
 
-    seed: int
+    key: tuple[int, ...]
     scale: float | None = None
 
     def check(self, graph: TraceGraph) -> None:
@@ -61,7 +62,8 @@ class RandomFeedback:
     def substitutes(self, graph: TraceGraph) -> dict[Equation, Callable[..., Any]]:
         """For every read-out the function that has its values and the random derivative."""
         with jax.ensure_compile_time_eval():
-            keys = jax.random.split(jax.random.key(self.seed), max(len(find_readouts(graph)), 1))
+            key = jax.random.wrap_key_data(np.asarray(self.key, np.uint32))
+            keys = jax.random.split(key, max(len(find_readouts(graph)), 1))
             return {e: self._substitute(e, key) for e, key in zip(find_readouts(graph), keys, strict=False)}
 
     def matrix(self, equation: Equation, key: jax.Array) -> jax.Array:
@@ -83,6 +85,16 @@ class RandomFeedback:
             return y + (feedback - jax.lax.stop_gradient(feedback))
 
         return readout
+
+
+def key_data_of(key: Any) -> tuple[int, ...]:
+    """The raw data of a seed, or of a JAX random key, as plain numbers."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        key = jax.random.key(key)
+    if not isinstance(key, jax.Array):
+        raise TypeError(f"a random key must be an int seed or a JAX random key, got {type(key).__name__}.")
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return tuple(int(n) for n in np.asarray(data).reshape(-1))
 
 
 def find_readouts(graph: TraceGraph) -> tuple[Equation, ...]:

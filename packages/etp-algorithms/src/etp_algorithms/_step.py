@@ -97,6 +97,7 @@ def evaluate_at_exit(
     seen: Arrays | None = None,
     drives: Arrays | None = None,
     everywhere: bool = False,
+    whole: bool = False,
     substitutes: Substitutes | None = None,
 ) -> StepResult:
     """One step whose new hidden states can be differentiated where they are read, one group apart from another.
@@ -116,6 +117,7 @@ def evaluate_at_exit(
         drives: zeros, one per marked operator, added to its output wherever its weight is not traced; with them
             no weight gets a derivative of its own.
         everywhere: a traced weight gets no derivative on any other way either.
+        whole: the traces account for every way to any new hidden state, so that only outputs see the shifts.
         substitutes: equations to be evaluated by another function.
     """
     plan, step = graph.exit_plan, graph.step
@@ -123,6 +125,9 @@ def evaluate_at_exit(
     moves = iter(shifts)
     shift = {n: next(moves) for n, leaf in enumerate(step.hidden) if leaf.differentiable}
     environments = {context: dict(given) for context in plan.contexts}
+    if whole:
+        raw = {v: jax.lax.stop_gradient(value) for v, value in given.items()}
+        environments = dict.fromkeys(plan.contexts, raw) | {None: dict(given)}
     if seen is not None:
         environments[None].update(zip((leaf.input for leaf in step.hidden), seen, strict=True))
     allowed = {context: _allow(graph, context, drives, everywhere) for context in plan.contexts}
@@ -134,7 +139,7 @@ def evaluate_at_exit(
             if variable in plan.exits:
                 group, n = plan.exits[variable]
                 shifted = environments[group][variable] + shift[n]
-                for context in plan.contexts:
+                for context in (None,) if whole else plan.contexts:
                     if context != group:
                         environments[context][variable] = shifted
     hidden_of = [environments[plan.home[n]] for n in range(len(step.hidden))]

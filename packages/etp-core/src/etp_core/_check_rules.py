@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from etp_core._check_subject import Subject
 from etp_core._primitive import get_fast_path_rules
@@ -30,7 +31,7 @@ def check_etp_rules(subject: Subject) -> None:
         if kind.required:
             subject.primitive.require_rule(kind.name, "check_primitive")
     checks = (_check_xy_to_dw, _check_pp_input, _check_init_pp, _check_init_drtrl, _check_instant, _check_dt_to_t)
-    for check in (*checks, _check_window, _check_solve, _check_fast_path):
+    for check in (*checks, _check_window, _check_solve, _check_adjacency, _check_fast_path):
         check(subject)
 
 
@@ -71,6 +72,21 @@ def _check_pp_input(subject: Subject) -> None:
     g = subject.draw(subject.y)
     got = subject.call("xy_to_dw", view, g, subject.weights)
     subject.same("pp_input", "xy_to_dw(pp_input(x), g) = xy_to_dw(x, g)", got, _pulled(subject, subject.x, g))
+
+
+def _check_adjacency(subject: Subject) -> None:
+    if subject.primitive.rule("adjacency") is None or not jnp.issubdtype(subject.x.dtype, jnp.inexact):
+        return
+    batched = subject.primitive.batched
+    x, y = (subject.x[:1], subject.y[:1]) if batched else (subject.x, subject.y)
+    shapes = [a.shape[1:] if batched else a.shape for a in (x, y)]
+    got = np.asarray(subject.call("adjacency", *shapes))
+    if got.shape != (y.size, x.size) or got.dtype != bool:
+        subject.fail("adjacency", f"booleans of shape {(y.size, x.size)}, got {got.dtype} of shape {got.shape}")
+    jacobian = jax.jacobian(lambda x: subject.of_weights(subject.weights, x))(x).reshape(y.size, x.size)
+    missed = np.argwhere((np.asarray(jacobian) != 0) & ~got)
+    if missed.size:
+        subject.fail("adjacency", f"True at {missed[0].tolist()}, where y depends on x ({len(missed)} entries differ)")
 
 
 # the initialisers

@@ -110,6 +110,15 @@ class ETPPrimitive(Primitive):
         add_rule("pp_input", self, rule, replace=replace)
         return rule
 
+    def register_adjacency(self, rule: Rule, *, replace: bool = False) -> Rule:
+        """Register ``adjacency(x_shape, y_shape, **static) -> bool array`` of shape ``(y.size, x.size)``.
+
+        Shapes are those of one sample. An entry must be true wherever an element of ``y`` can depend on an element of
+        ``x``; without the rule every element of a sample may depend on every other.
+        """
+        add_rule("adjacency", self, rule, replace=replace)
+        return rule
+
     def register_fast_path(self, rules: FastPathRules, *, replace: bool = False) -> FastPathRules:
         """Register the closed-form kernels of this primitive.
 
@@ -148,6 +157,7 @@ class ETPPrimitive(Primitive):
         solve: Rule | None = None,
         window: Rule | None = None,
         pp_input: Rule | None = None,
+        adjacency: Rule | None = None,
         fast_path: FastPathRules | None = None,
         replace: bool = False,
     ) -> None:
@@ -170,6 +180,7 @@ class ETPPrimitive(Primitive):
             "solve": solve,
             "window": window,
             "pp_input": pp_input,
+            "adjacency": adjacency,
         }
         for kind, rule in given.items():
             if rule is not None:

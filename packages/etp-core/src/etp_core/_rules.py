@@ -73,6 +73,11 @@ RULES: Mapping[str, RuleKind] = {
             "pp_input(x, weights, **static) -> array",
             "the floating-point view of x that a factorised trace can low-pass (one-hot for indices)",
         ),
+        RuleKind(
+            "adjacency",
+            "adjacency(x_shape, y_shape, **static) -> bool array",
+            "which elements of y depend on which elements of x, one sample at a time; without it, all on all",
+        ),
     )
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from etp_core import ETPPrimitive, register_primitive
 from etp_core.units import unit_product
@@ -102,6 +103,10 @@ def _solve(
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 
 
+def _adjacency(x_shape: tuple[int, ...], y_shape: tuple[int, ...], **static: Any) -> np.ndarray:
+    return np.kron(np.eye(x_shape[0], dtype=bool), np.ones((y_shape[1], x_shape[1]), bool))
+
+
 etp_gmm_p: ETPPrimitive = register_primitive("etp_gmm", _impl, batched=True, trainable_invars_fn=trainable("weight"))
 etp_gmv_p: ETPPrimitive = register_primitive("etp_gmv", _impl, trainable_invars_fn=trainable("weight"))
 etp_gmv_p.register_batched_twin(etp_gmm_p)
@@ -114,4 +119,5 @@ for _primitive in (etp_gmm_p, etp_gmv_p):
         instant=_instant,
         solve=_solve,
         window=_window,
+        adjacency=_adjacency,
     )

@@ -186,6 +186,14 @@ def _solve(
     return {**gradient, **solve_bias(signal, trace, weights, bias_fn)}
 
 
+def _adjacency(
+    x_shape: tuple[int, ...], y_shape: tuple[int, ...], *, sparse_mat: Structure, **static: Any
+) -> np.ndarray:
+    pattern = np.zeros((y_shape[0], x_shape[0]), bool)
+    pattern[sparse_mat.cols, sparse_mat.rows] = True
+    return pattern
+
+
 etp_sp_mm_p: ETPPrimitive = register_primitive(
     "etp_sp_mm", _impl, batched=True, trainable_invars_fn=trainable("weight")
 )
@@ -200,4 +208,5 @@ for _primitive in (etp_sp_mm_p, etp_sp_mv_p):
         instant=_instant,
         solve=_solve,
         window=_window,
+        adjacency=_adjacency,
     )

@@ -87,6 +87,10 @@ class ParamDimTraces:
                 traces[link_key(relation, link)] = tuple(dict(zero) if p else None for p in present)
         return traces
 
+    def reset(self, graph: TraceGraph, traces: Any) -> Any:
+        """Zero traces again."""
+        return self.init(graph)
+
     def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
         """The traces of the relations that the parameter enters."""
         return bytes_of([traces[key] for key in relation_keys(graph, verdict)])

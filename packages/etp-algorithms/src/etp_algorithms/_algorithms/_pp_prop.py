@@ -118,6 +118,10 @@ class FactorisedTraces:
                 outputs[link_key(relation, link)] = tuple(zero if p else None for p in link.present)
         return {"input": inputs, "output": outputs, "mass": jnp.zeros((), jnp.result_type(float))}
 
+    def reset(self, graph: TraceGraph, traces: Any) -> Any:
+        """Zero traces again."""
+        return self.init(graph)
+
     def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
         """The output filters of the relations that the parameter enters; input filters are shared."""
         return bytes_of([traces["output"][key] for key in relation_keys(graph, verdict)])

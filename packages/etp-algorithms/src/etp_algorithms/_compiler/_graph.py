@@ -6,6 +6,7 @@ from functools import cached_property
 
 import jax.numpy as jnp
 
+from etp_algorithms._compiler._adjacency import GroupAdjacency, find_adjacencies
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
 from etp_algorithms._compiler._exit_plan import ExitPlan, plan_exits
 from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
@@ -60,6 +61,11 @@ class TraceGraph:
     def exit_plan(self) -> ExitPlan:
         """The order of evaluation that tells the new states of one group from another."""
         return plan_exits(self.step, self.hidden_groups)
+
+    @cached_property
+    def adjacencies(self) -> tuple[GroupAdjacency, ...]:
+        """Which positions of every group depend on which in one step, every way counted."""
+        return find_adjacencies(self.step, self.hidden_groups)
 
     @cached_property
     def _order(self) -> Mapping[Variable, int]:
