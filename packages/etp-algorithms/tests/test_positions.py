@@ -17,6 +17,27 @@ from .random_models import damped, shifting
 
 M, O = MIXED, NONE  # noqa: E741
 X = jnp.zeros((2, 3))
+
+
+@jax.custom_jvp
+def own_slope(v):
+    return jnp.exp(v)
+
+
+own_slope.defjvp(lambda primals, tangents: (own_slope(*primals), own_slope(*primals) * tangents[0]))
+
+
+@jax.custom_jvp
+def branching_slope(v):
+    return jnp.exp(v)
+
+
+@branching_slope.defjvp
+def _(primals, tangents):
+    slope = lambda t, v: t * branching_slope(v)  # noqa: E731
+    return branching_slope(*primals), lax.cond(True, slope, slope, *tangents, *primals)
+
+
 ONE_DEVICE = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("batch",)), PartitionSpec("batch"))
 INDEX = jnp.array([2, 0, 0])
 
@@ -68,6 +89,9 @@ MAPS = {
     "custom_jvp": (damped, [0, 1, 2, 3, 4, 5]),
     "custom_vjp": (spike, [0, 1, 2, 3, 4, 5]),
     "custom_vjp that moves": (lambda v: shifting(v[0]), [1, 2, 0]),
+    "custom_jvp that is its own derivative": (own_slope, [0, 1, 2, 3, 4, 5]),
+    "custom_jvp whose derivative branches on it": (branching_slope, [0, 1, 2, 3, 4, 5]),
+    "a sum of cotangents": (lambda v: jax.grad(lambda v: jnp.sum(jnp.tanh(v) * v))(v), [0, 1, 2, 3, 4, 5]),
     "relu": (jax.nn.relu, [0, 1, 2, 3, 4, 5]),
     "cond": (lambda v: lax.cond(v.sum() > 0, jnp.tanh, lambda v: 2 * v, v), [0, 1, 2, 3, 4, 5]),
     "cond with a moving branch": (lambda v: lax.cond(v.sum() > 0, lambda v: v.T, lambda v: v.reshape(3, 2), v),

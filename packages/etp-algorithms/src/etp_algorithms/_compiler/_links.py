@@ -45,6 +45,7 @@ __all__ = [
     "Scatter",
     "is_irreversible",
     "links_of",
+    "opaque_links",
     "size_of",
 ]
 
@@ -67,11 +68,16 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Nested:
-    """Input ``input`` of ``program`` reaches its output ``output``; of its transpose if ``transposed``."""
+    """Input ``input`` of ``program`` reaches its output ``output``; of its transpose if ``transposed``.
+
+    ``carrying`` are the equations that depend on that input. No other carries anything, and to look into one need not
+    end: the derivative of an exponential is one.
+    """
 
     program: Program
     input: int
     output: int
+    carrying: frozenset[Equation]
     transposed: bool = False
 
 
@@ -110,7 +116,7 @@ _ELEMENT_WISE = _primitives(
     *"abs acos acosh add asin asinh atan atan2 atanh cbrt clamp complex conj convert_element_type copy cos".split(),
     *"cosh digamma div erf erfc erf_inv exp exp2 expm1 imag integer_pow lgamma log log1p log2 logistic max min".split(),
     *"mul neg one_minus_square pow real reduce_precision rem rsqrt select_n sin sinh sqrt square sub tan tanh".split(),
-)
+) | {jex_primitives.add_jaxvals_p}
 _CONSTANT = _primitives(*"ceil floor iota nextafter round sign argmax argmin".split()) | {
     jex_primitives.stop_gradient_p
 }
@@ -160,8 +166,7 @@ def links_of(equation: Equation, constant_of: Callable[[Atom], Any | None]) -> d
     """
     if equation.primitive in _CONSTANT:
         return {}
-    reading = [k for k, atom in enumerate(equation.inputs) if is_differentiable(atom)]
-    writing = [m for m, variable in enumerate(equation.outputs) if is_differentiable(variable)]
+    reading, writing = _differentiable(equation)
     if not reading or not writing:
         return {}
     whole = _whole_link(equation)
@@ -173,6 +178,18 @@ def links_of(equation: Equation, constant_of: Callable[[Atom], Any | None]) -> d
         for m, link in zip(writing, _operand_links(equation, k, writing, constant_of), strict=True)
         if link is not None
     }
+
+
+def opaque_links(equation: Equation) -> dict[tuple[int, int], Link]:
+    """Links that say nothing: every output may depend on every operand."""
+    reading, writing = _differentiable(equation)
+    return {(k, m): OPAQUE for k in reading for m in writing}
+
+
+def _differentiable(equation: Equation) -> tuple[list[int], list[int]]:
+    """The operands and the outputs through which a derivative can pass, as far as their types say."""
+    reading = [k for k, atom in enumerate(equation.inputs) if is_differentiable(atom)]
+    return reading, [m for m, variable in enumerate(equation.outputs) if is_differentiable(variable)]
 
 
 def is_irreversible(equation: Equation) -> bool:
@@ -305,10 +322,10 @@ def _by_derivative(equation: Equation, k: int, writing: list[int]) -> list[Link 
         return jax.vjp(at(primals), primals[k])[1](cotangents)[0]
 
     def linked(program: Program, input: int, output: int, transposed: bool = False) -> Link:
-        carrying = dependents(program.equations, [program.inputs[input]])
+        carrying = frozenset(dependents(program.equations, [program.inputs[input]]))
         if any(inner.primitive is equation.primitive for inner in carrying):
             return OPAQUE  # a derivative in terms of the primitive itself, as a linear one has, tells nothing
-        return Nested(program, input, output, transposed)
+        return Nested(program, input, output, carrying, transposed)
 
     if equation.primitive is jex_primitives.custom_vjp_call_p:  # has a reverse derivative only
         outs = [jax.ShapeDtypeStruct(equation.outputs[m].aval.shape, equation.outputs[m].aval.dtype) for m in writing]

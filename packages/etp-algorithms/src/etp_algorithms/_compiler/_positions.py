@@ -24,6 +24,7 @@ from etp_algorithms._compiler._links import (
     Nested,
     Scatter,
     links_of,
+    opaque_links,
     size_of,
 )
 from etp_core.jaxpr import Atom, Constant, Equation, Program, Variable, evaluate, is_differentiable, value_of
@@ -35,6 +36,7 @@ Labels = np.ndarray
 Cuts = Mapping[Equation, frozenset[int]]
 Boundary = Callable[[Equation], bool]
 _MAX_LOOP_ROUNDS = 32  # labels that still change then are MIXED
+_MAX_DERIVATIVES = 4  # of primitives in the derivatives of primitives; a rule may lead to itself without end
 _MAX_CONSTANT_EQUATIONS = 64  # index arithmetic of one gather; longer chains are data, not layout
 
 
@@ -84,8 +86,9 @@ class PositionAnalysis:
     Every walk visits the equations it reaches and no others.
     """
 
-    def __init__(self, equations: Sequence[Equation]) -> None:
+    def __init__(self, equations: Sequence[Equation], derivatives: int = 0) -> None:
         self.equations = tuple(equations)
+        self._derivatives = derivatives
         self._links: dict[Equation, dict[tuple[int, int], Link]] = {}
         self._nested: dict[Program, PositionAnalysis] = {}
         self._producers: dict[Variable, int] = {}
@@ -98,7 +101,8 @@ class PositionAnalysis:
     def links(self, equation: Equation) -> dict[tuple[int, int], Link]:
         """The links of ``equation``."""
         if equation not in self._links:
-            found = links_of(equation, self.constant)
+            too_deep = self._derivatives > _MAX_DERIVATIVES
+            found = opaque_links(equation) if too_deep else links_of(equation, self.constant)
             link = next(iter(found.values()), None)
             if isinstance(link, (Branches, Loop)):
                 inside = {k: self._reach_inside(link, k) for k in {k for k, _ in found}}
@@ -241,9 +245,9 @@ class PositionAnalysis:
                         queue.add([-self._producers[operand]])
         return labels
 
-    def _inside(self, program: Program) -> "PositionAnalysis":
+    def _inside(self, program: Program, *, derivative: bool = False) -> "PositionAnalysis":
         if program not in self._nested:
-            self._nested[program] = PositionAnalysis(program.equations)
+            self._nested[program] = PositionAnalysis(program.equations, self._derivatives + derivative)
         return self._nested[program]
 
     # --- through one equation --------------------------------------------------------------------------------
@@ -296,7 +300,7 @@ class PositionAnalysis:
 
     def _into(self, link: Nested, labels: Labels) -> Labels:
         """Labels of the program's input carried to its output."""
-        inner = self._inside(link.program).forward({link.program.inputs[link.input]: labels})
+        inner = self._inside(link.program, derivative=True).forward({link.program.inputs[link.input]: labels})
         return _label_of(link.program.outputs[link.output], inner)
 
     def _out_of(self, link: Nested, labels: Labels) -> Labels:
@@ -304,7 +308,9 @@ class PositionAnalysis:
         output, start = link.program.outputs[link.output], link.program.inputs[link.input]
         if not isinstance(output, Variable) or not is_differentiable(output):
             return np.full(size_of(start), NONE, np.int64)
-        return _label_of(start, self._inside(link.program).backward({output: labels}))
+        inner = self._inside(link.program, derivative=True)
+        found = inner.backward({output: labels}, boundary=lambda e: e not in link.carrying)
+        return _label_of(start, found)
 
     # --- through control flow --------------------------------------------------------------------------------
 
