@@ -1,5 +1,7 @@
 """The drivers over a known sequence: every option, and what is refused."""
 
+import sys
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import etp_algorithms as ea
 from etp_algorithms import MultiStepData
 
 from .helpers import compiled, gradient_of, largest_error, tree_sum
-from .models import DIAGONAL, EXACT, inputs
+from .models import DIAGONAL, EXACT, IN, inputs
 
 pytestmark = pytest.mark.thorough
 
@@ -218,10 +220,9 @@ def call(**options):
 
 
 REFUSED = {
-    "chunk that does not divide": ({"chunk_size": 4}, ValueError, "divide the number of steps; got 4 for 6"),
     "chunk below one": ({"chunk_size": 0}, ValueError, "at least 1"),
     "boolean chunk": ({"chunk_size": True}, TypeError, "chunk_size must be an int or None, got bool"),
-    "mask of another length": ({"mask": jnp.ones(5)}, ValueError, r"shape \(6,\); got \(5,\)"),
+    "mask of another length": ({"mask": jnp.ones(5)}, ValueError, r"step and lane, \(6, B\); got \(5,\)"),
     "no sequence": ({"sequences": ()}, ValueError, "at least one sequence"),
     "scalar sequence": ({"sequences": (jnp.ones(()), YS)}, ValueError, "leading axis is time"),
     "empty sequence": ({"sequences": (XS[:0], YS[:0])}, ValueError, "hold no step"),
@@ -294,7 +295,7 @@ def test_a_gradient_continues_after_a_warm_up():
 
 @pytest.mark.parametrize(
     ("sequences", "options", "error"),
-    [((), {}, ValueError), ((XS, YS[:5]), {}, ValueError), ((XS,), {"chunk_size": 4}, ValueError)],
+    [((), {}, ValueError), ((XS, YS[:5]), {}, ValueError), ((XS,), {"resets": jnp.ones(5, bool)}, ValueError)],
 )
 def test_evolving_refuses_what_the_gradient_refuses(sequences, options, error):
     with pytest.raises(error, match=r"sequence|steps"):
@@ -307,3 +308,245 @@ def test_the_drivers_of_a_learner_that_is_not_compiled_say_so(method):
     options = {"step_fn": lambda x: learner(x).sum()} if method == "etrace_grad" else {}
     with pytest.raises(RuntimeError, match="not compiled"):
         getattr(learner, method)(XS, **options)
+
+
+# --- ragged windows, warm-up, several losses, lanes ------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [4, 5, 8])
+def test_the_last_window_may_be_shorter(chunk_size):
+    learner, calls = learner_of("dense_tanh"), learner_of("dense_tanh")
+    found, losses = drive(learner, chunk_size=chunk_size, reduction="sum", return_value=True)
+    step = loss(calls, chunked=True)
+    parts = [gradient_of(calls, lambda t=t: step(XS[t : t + chunk_size], YS[t : t + chunk_size]).sum())
+             for t in range(0, 6, chunk_size)]  # fmt: skip
+    expected = tree_sum([gradient for gradient, _ in parts])
+    assert largest_error(found, {(key,): value for key, value in expected.items()}) < 1e-12
+    assert losses.shape == (6,)
+    assert largest_error(learner.traces.value, calls.traces.value) < 1e-12
+
+
+def test_a_shorter_last_window_evolves_too():
+    a, b = learner_of(), learner_of()
+    a.etrace_evolve(XS, chunk_size=4)
+    b.etrace_evolve(XS)
+    assert largest_error((a.model.h.value, a.traces.value), (b.model.h.value, b.traces.value)) < 1e-13
+
+
+def test_outputs_of_a_shorter_last_window_are_not_stacked():
+    with pytest.raises(ValueError, match="windows of different lengths cannot be stacked"):
+        learner_of().etrace_evolve(XS, chunk_size=4, return_outputs=True)
+
+
+@kernels
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_steps_of_a_warm_up_move_the_traces_and_count_for_nothing(chunk_size, kernels):
+    mask = (jnp.arange(6) >= 3).astype(float)
+    a, b = learner_of("indrnn", kernels=kernels), learner_of("indrnn", kernels=kernels)
+    found, losses = drive(a, warm_up=3, chunk_size=chunk_size, return_value=True)
+    wanted, expected = drive(b, mask=mask, return_value=True)
+    assert largest_error(found, wanted) < 1e-12
+    np.testing.assert_allclose(losses, expected, rtol=1e-13)
+    assert largest_error(a.traces.value, b.traces.value) < 1e-12
+
+
+@pytest.mark.parametrize(("warm_up", "error"), [(6, ValueError), (-1, ValueError), (True, TypeError)])
+def test_a_warm_up_that_leaves_no_step_is_refused(warm_up, error):
+    with pytest.raises(error, match="warm_up must"):
+        drive(learner_of(), warm_up=warm_up)
+
+
+@kernels
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_a_mask_may_weigh_lanes(chunk_size, kernels):
+    mask = jnp.asarray(np.random.default_rng(0).random((6, 2)))
+    axis = -1
+    learner, expected = learner_of("indrnn", kernels=kernels), learner_of("indrnn")
+
+    def by_lane(x):
+        out = learner(x if chunk_size is None else MultiStepData(x))
+        return jnp.sum(out**2, axis=axis)
+
+    found, masked = learner.etrace_grad(
+        XS, step_fn=by_lane, mask=mask, chunk_size=chunk_size, return_value=True, loss_output="masked"
+    )
+    weighted = lambda x, w: jnp.sum(w[:, None] * expected(x) ** 2)  # noqa: E731
+    wanted = expected.etrace_grad(XS, mask, step_fn=weighted, reduction="sum")
+    assert largest_error(jax.tree.map(lambda g: g * mask.sum(), found), wanted) < 1e-12
+    assert masked.shape == (6, 2)
+
+
+@kernels
+def test_several_losses_add_up_each_with_its_mask(kernels):
+    mask = {"task": jnp.array([0.0, 1, 0, 1, 0, 1]), "rate": jnp.ones(6)}
+    learner, one, other = (learner_of("indrnn", kernels=kernels) for _ in range(3))
+
+    def both(x, y):
+        out = learner(x)
+        return {"task": jnp.sum((out - y) ** 2), "rate": jnp.sum(out**2)}
+
+    found, losses = learner.etrace_grad(XS, YS, step_fn=both, mask=mask, return_value=True, loss_output="scalar")
+    task = one.etrace_grad(XS, YS, step_fn=loss(one), mask=mask["task"])
+    rate = other.etrace_grad(XS, step_fn=lambda x: jnp.sum(other(x) ** 2))
+    assert largest_error(found, jax.tree.map(jnp.add, task, rate)) < 1e-12
+    assert losses.keys() == mask.keys()
+
+
+def test_one_mask_serves_several_losses():
+    learner, expected = learner_of(), learner_of()
+    mask = jnp.array([0.0, 1, 0, 1, 0, 1])
+    both = lambda x: (jnp.sum(learner(x)), jnp.sum(x))  # noqa: E731
+    found = learner.etrace_grad(XS, step_fn=both, mask=mask)
+    assert largest_error(found, expected.etrace_grad(XS, step_fn=lambda x: jnp.sum(expected(x)), mask=mask)) < 1e-13
+
+
+def test_a_mask_of_another_structure_than_the_losses_is_refused():
+    with pytest.raises(ValueError, match="a pytree of arrays like the losses"):
+        drive(learner_of(), mask={"task": jnp.ones(6)})
+
+
+# --- progress, evaluation, failures ----------------------------------------------------------------------
+
+
+@kernels
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_progress_is_reported_up_to_the_last_step(chunk_size, kernels):
+    seen = []
+    drive(learner_of(kernels=kernels), chunk_size=chunk_size, progress=lambda done, total: seen.append((done, total)))
+    jax.effects_barrier()
+    assert sorted(seen) == [(n, 6) for n in ((4, 6) if chunk_size else range(1, 7))]
+
+
+def test_progress_is_reported_about_a_hundred_times():
+    seen, learner = [], learner_of()
+    learner.etrace_evolve(jnp.zeros((1000, 2, IN)), progress=lambda done, total: seen.append(done))
+    jax.effects_barrier()
+    assert len(seen) == 100
+    assert max(seen) == 1000
+
+
+def test_a_bar_is_one_argument(capsys):
+    pytest.importorskip("tqdm")
+    learner = learner_of()
+    for _ in range(2):
+        learner.etrace_evolve(XS, progress="training")
+    jax.effects_barrier()
+    shown = capsys.readouterr().err
+    assert "training" in shown
+    assert "6/6" in shown
+
+
+def test_a_bar_without_tqdm_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match=r"etp-algorithms\[progress\]"):
+        learner_of().etrace_evolve(XS, progress=True)
+
+
+def values(learner):
+    return {path: state.value for path, state in learner.states().items()}
+
+
+def test_an_evaluation_leaves_everything_as_it_was():
+    learner, expected = learner_of("indrnn"), learner_of("indrnn")
+    for one in (learner, expected):
+        one(XS[0])
+    before = values(learner)
+    out = learner.evaluate(XS[1:])
+    np.testing.assert_allclose(out, expected.etrace_evolve(XS[1:], return_outputs=True), rtol=1e-13)
+    assert largest_error(values(learner), before) == 0.0
+
+
+def test_an_evaluation_may_start_where_the_model_was_compiled():
+    learner, fresh = learner_of("indrnn"), learner_of("indrnn")
+    learner(XS[0])
+    out = learner.evaluate(XS, resets=jnp.arange(6) == 0)
+    np.testing.assert_allclose(out, fresh.etrace_evolve(XS, return_outputs=True), rtol=1e-13)
+
+
+def test_an_evaluation_inside_jit_rolls_no_trace():
+    learner = learner_of("indrnn")
+    jaxpr = str(brainstate.transform.make_jaxpr(learner.evaluate)(XS)[0])
+    traced = str(brainstate.transform.make_jaxpr(lambda xs: learner.etrace_evolve(xs, return_outputs=True))(XS)[0])
+    assert jaxpr.count("2,3,4]") < traced.count("2,3,4]")
+
+
+@kernels
+@pytest.mark.parametrize("options", [{}, {"complete_sequence": True}, {"warm_up": 2}, {"chunk_size": 4}])
+def test_a_driver_that_fails_leaves_the_learner_as_it_was(options, kernels):
+    learner = learner_of(kernels=kernels)
+    learner(XS[0])
+    before, calls = values(learner), []
+
+    def failing(x):
+        calls.append(learner(x if "chunk_size" not in options else MultiStepData(x)))
+        raise RuntimeError("in the step")
+
+    with pytest.raises(RuntimeError, match="in the step"):
+        learner.etrace_grad(XS, step_fn=failing, **options)
+    assert largest_error(values(learner), before) == 0.0
+    assert all(not isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values(learner)))
+
+
+# --- recipes ---------------------------------------------------------------------------------------------
+
+TARGETS = jnp.tanh(jnp.cumsum(XS.sum(-1, keepdims=True), 0))
+
+
+def every_step(learner, optimizer):
+    def one(x, y):
+        fn = brainstate.transform.grad(lambda: jnp.mean((learner(x) - y) ** 2), learner.param_states)
+        optimizer(fn())
+
+    brainstate.transform.for_loop(one, XS, TARGETS)
+
+
+def every_window(learner, optimizer):
+    step = lambda x, y: jnp.mean((learner(MultiStepData(x)) - y) ** 2, axis=(1, 2))  # noqa: E731
+    window = lambda x, y: optimizer(learner.etrace_grad(x, y, step_fn=step, chunk_size=3))  # noqa: E731
+    brainstate.transform.for_loop(window, XS.reshape(2, 3, 2, IN), TARGETS.reshape(2, 3, 2, 1))
+
+
+def every_sequence(learner, optimizer):
+    optimizer(learner.etrace_grad(XS, TARGETS, step_fn=lambda x, y: jnp.mean((learner(x) - y) ** 2)))
+
+
+def with_optax(learner):
+    optax = pytest.importorskip("optax")
+    rule = optax.adam(0.05)
+    weights = learner.param_states
+    state = brainstate.ShortTermState(rule.init({path: s.value for path, s in weights.items()}))
+
+    def update(gradients):
+        steps, state.value = rule.update(gradients, state.value)
+        for path, step in steps.items():
+            weights[path].value += step
+
+    return update
+
+
+def with_braintools(learner):
+    braintools = pytest.importorskip("braintools")
+    optimizer = braintools.optim.Adam(lr=0.05)
+    optimizer.register_trainable_weights(learner.param_states)
+    return optimizer.update
+
+
+@pytest.mark.parametrize("optimizer", [with_optax, with_braintools])
+@pytest.mark.parametrize("recipe", [every_step, every_window, every_sequence])
+def test_a_recipe_learns_and_moves_every_weight(recipe, optimizer):
+    learner = learner_of("indrnn")
+    update, before = optimizer(learner), {path: s.value for path, s in learner.param_states.items()}
+    deviation = lambda: float(jnp.mean((learner.evaluate(XS, resets=jnp.arange(6) == 0) - TARGETS) ** 2))  # noqa: E731
+    start = deviation()
+
+    @brainstate.transform.jit
+    def one_pass():
+        learner.model.h.value = jnp.zeros((2, 4))
+        learner.reset_state()
+        recipe(learner, update)
+
+    for _ in range(30):
+        one_pass()
+    assert deviation() < 0.7 * start
+    for path, state in learner.param_states.items():
+        assert float(jnp.abs(state.value - before[path]).min()) > 0

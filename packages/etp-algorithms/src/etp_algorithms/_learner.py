@@ -1,27 +1,41 @@
 """The learner: a model, its traces, and the gradient that both give."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_module
+from etp_algorithms._calls import (
+    CompiledStep,
+    by_path,
+    check_arguments,
+    first_step,
+    read_slots,
+    read_states,
+    resized_inputs,
+    window_length,
+    write_slots,
+)
+from etp_algorithms._compiler._capture import CapturedModel, capture_module
 from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm, run_window
 from etp_algorithms._fold import Recording, Tape, pull_operands, record_step, steps_per_fold
-from etp_algorithms._inputs import split_arguments
+from etp_algorithms._inputs import MultiStepData, split_arguments
+from etp_algorithms._lanes import check_lanes, reset_slots, resettable, with_resets
 from etp_algorithms._modulator import read_modulator, zero_modulator
 from etp_algorithms._report import TrustReport, bytes_of, make_report
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
 from etp_algorithms._step import evaluate_operands
 from etp_algorithms._trees import add_trees
+from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
 
-__all__ = ["EligibilityTrace", "Kernels", "Learner", "VjpMethod"]
+__all__ = ["EligibilityTrace", "Kernels", "Learner", "StartValues", "VjpMethod"]
 
 VjpMethod = Literal["single-step", "multi-step"]
 Kernels = Literal["auto", "reference"]
@@ -29,6 +43,10 @@ Kernels = Literal["auto", "reference"]
 
 class EligibilityTrace(brainstate.ShortTermState):
     """The traces of one learner: a pytree of arrays with stable keys."""
+
+
+class StartValues(brainstate.ShortTermState):
+    """The arrays that hidden and other short-term states had when the learner was compiled."""
 
 
 class Learner(SequenceDrivers, brainstate.nn.Module):
@@ -79,10 +97,14 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self.control_flow = ControlFlowPolicy() if control_flow is None else control_flow
         self.kernels: Kernels = kernels
         self.memory_limit = memory_limit
-        self._captured: CapturedModel | None = None
-        self._graph: TraceGraph | None = None
-        self._run: Callable[..., Any] | None = None
+        self.lanes: int | None = None
         self.traces: EligibilityTrace | None = None
+        self.start: StartValues | None = None
+        self._one_sample: CapturedModel | None = None
+        self._program: CompiledStep | None = None
+        self._resetting: dict[tuple[int, ...], CompiledStep] = {}
+        self._flags: tuple[jax.Array, bool] | None = None
+        self._holding = False
         self._tape: Tape | None = None
 
     def compile_graph(self, *args: Any) -> None:
@@ -98,49 +120,71 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             CompilationError: the model cannot be compiled; the message names place and remedy.
             MissingRuleError: a primitive lacks a rule that the algorithm needs.
         """
-        captured = capture_module(self.model, *_one_step(args))
-        graph = compile_step(captured.step, strict=self.strict, control_flow=self.control_flow)
-        self.algorithm.check(graph)
-        traces = self.algorithm.init(graph)
+        example = first_step(args)
+        with self.unchanged_on_failure():
+            model = self.model if self.lanes is None else self._map_lanes(self.lanes, example)
+            captured = capture_module(model, *example)
+            graph = compile_step(captured.step, strict=self.strict, control_flow=self.control_flow)
+            self.algorithm.check(graph)
+            traces = self.algorithm.init(graph)
         warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
-        run = functools.partial(run_window, graph, self.algorithm)
-        self._captured, self._graph, self.traces = captured, graph, EligibilityTrace(traces)
-        self._run = jax.jit(run, static_argnames=("stacked", "modulator_stacked"))
+        self._program, self._resetting = _ready(model, captured, graph, self.algorithm), {}
+        start = [jnp.array(leaf) for slot in reset_slots(captured) for leaf in slot.read()]
+        if self.traces is None or self.start is None:
+            self.traces, self.start = EligibilityTrace(traces), StartValues(start)
+        else:
+            self.traces.value, self.start.value = traces, start
+
+    def _map_lanes(self, lanes: int, example: tuple[Any, ...]) -> brainstate.nn.Module:
+        """The model, written for one sample, with a step for a batch of them."""
+        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(example)}
+        if sizes != {(lanes,)}:
+            raise ValueError(
+                f"a learner that maps its step over {lanes} samples takes inputs whose first axis has that size; the "
+                f"example inputs have {sorted(sizes)}."
+            )
+        if self._one_sample is not None:
+            take_lane(self.model, self._one_sample)
+        one = jax.eval_shape(lambda args: jax.tree.map(lambda a: a[0], args), example)
+        self._one_sample = capture_module(self.model, *one)
+        spread_lanes(self.model, self._one_sample, lanes)
+        return vmapped(self.model, self._one_sample, lanes)
 
     @property
     def is_compiled(self) -> bool:
         """Whether :meth:`compile_graph` has run."""
-        return self._graph is not None
+        return self._program is not None
 
     @property
     def graph(self) -> TraceGraph:
         """The hidden groups and relations that the compiler found."""
-        return self._compiled()[1]
+        return self._compiled()[0].graph
 
     @property
     def param_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """The parameters that the step uses, by path."""
-        return _by_path(self._compiled()[0].parameters)
+        return by_path(self._compiled()[0].captured.parameters)
 
     @property
     def hidden_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """The hidden states, by path."""
-        return _by_path(self._compiled()[0].hidden)
+        return by_path(self._compiled()[0].captured.hidden)
 
     @property
     def other_states(self) -> dict[tuple[Any, ...], brainstate.State[Any]]:
         """Every other state that the step uses, by path."""
-        return _by_path(self._compiled()[0].others)
+        return by_path(self._compiled()[0].captured.others)
 
     @property
     def report(self) -> TrustReport:
         """What each parameter's gradient contains and costs."""
-        captured, graph, _, traces = self._compiled()
+        program, traces = self._compiled()
+        captured, graph = program.captured, program.graph
         return make_report(
             self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics), captured.unused
         )
 
-    def update(self, *args: Any, modulator: Any = None) -> Any:
+    def update(self, *args: Any, modulator: Any = None, resets: Any = None) -> Any:
         """Run one step, or the steps of the :class:`MultiStepData` among ``args``.
 
         Args:
@@ -148,29 +192,41 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             modulator: for an algorithm that takes one (:class:`ThreeFactor`): a scalar; an array over the leading
                 axes of a hidden group's positions, or one that broadcasts to them; or a dictionary of these by the
                 group's name. In :class:`MultiStepData` it has a leading time axis.
+            resets: booleans, one per lane of the batch, or one for all: an episode begins with this step. Hidden and
+                other short-term states of a flagged lane take the values they had when the learner was compiled, its
+                traces are those of a new sequence, and no gradient passes to what was before. With a window, one set
+                of flags per step, time leading.
 
         Returns:
             The model's output; with a leading time axis if any argument is :class:`MultiStepData`.
 
         Raises:
             RuntimeError: the learner is not compiled.
-            ValueError: an input, a state or a modulator has another shape, dtype or structure than compiled for.
+            ValueError: an input, a state, a modulator or a set of flags has another shape, dtype or structure than
+                compiled for, or a state that a reset has to touch has no batch axis.
             TypeError: a modulator is missing, or given to an algorithm that takes none.
         """
-        captured, graph, run, traces = self._compiled()
+        program, traces = self._compiled()
         plain, stacked = split_arguments(args)
         if stacked is not None and self.vjp_method == "single-step":
             raise ValueError(
                 "this learner was made with vjp_method='single-step', which takes one step per call; "
                 "make it with vjp_method='multi-step' to pass MultiStepData."
             )
-        arguments = _check_arguments(captured, plain, stacked)
-        signals, signals_stacked = read_modulator(self.algorithm, graph, modulator, _length(arguments, stacked))
-        states = _read_states(captured)
+        arguments = check_arguments(program.captured, plain, stacked)
+        length = window_length(arguments, stacked)
+        signals, signals_stacked = read_modulator(self.algorithm, program.graph, modulator, length)
+        flags = self._read_flags(resets, length)
+        if flags is not None:
+            program = self._resetting_step(flags.shape[0 if length is None else 1 :])
+            assert self.start is not None
+            start = self.start.value
+            arguments = [flags, *start, *arguments]
+            stacked = None if stacked is None else (True, *(False for _ in start), *stacked)
+        parameters, hidden, others = read_states(program.captured)
         if self._tape is not None:
-            return self._update_on_tape(self._tape, arguments, stacked, signals, signals_stacked)
-        parameters, hidden, others = states
-        result = run(
+            return self._update_on_tape(program, self._tape, arguments, stacked, signals, signals_stacked)
+        result = program.run(
             parameters=parameters,
             hidden=hidden,
             others=others,
@@ -180,13 +236,53 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             modulator=signals,
             modulator_stacked=signals_stacked,
         )
-        _write(captured.hidden, result.hidden)
-        _write(captured.others, result.others)
-        traces.value = result.traces
-        return jax.tree.unflatten(captured.output_tree, result.outputs)
+        write_slots(program.captured.hidden, result.hidden)
+        write_slots(program.captured.others, result.others)
+        if not self._holding:
+            traces.value = result.traces
+        return jax.tree.unflatten(program.captured.output_tree, result.outputs)
+
+    def _read_flags(self, resets: Any, length: int | None) -> jax.Array | None:
+        """The flags of one call; a driver's own, if it has any."""
+        if self._flags is not None and resets is not None:
+            raise TypeError("step_fn gave the learner resets, and so did the driver; give them once.")
+        given = resets.data if isinstance(resets, MultiStepData) else resets
+        if self._flags is not None:
+            given, windowed = self._flags
+            given = given if windowed or length is None else given[None]
+        if given is None:
+            return None
+        flags = jnp.asarray(given)
+        if flags.dtype != bool:
+            raise ValueError(f"resets must be booleans, got {flags.dtype.name}.")
+        if length is not None and flags.shape[:1] != (length,):
+            raise ValueError(f"resets of a window need one set of flags per step, ({length}, ...); got {flags.shape}.")
+        return flags
+
+    def _resetting_step(self, shape: tuple[int, ...]) -> CompiledStep:
+        """The step that puts lanes back first, for flags of this shape; compiled when it is first asked for."""
+        program, traces = self._compiled()
+        if shape not in self._resetting:
+            slots = reset_slots(program.captured)
+            if len(shape) > 1:
+                raise ValueError(f"resets have one flag per step, or one per step and lane; got {shape} per step.")
+            if shape:
+                check_lanes(program.graph, slots, shape[0])
+            start = [jax.eval_shape(lambda s=slot: s.state.value) for slot in slots]
+            example = jax.tree.unflatten(program.captured.argument_tree, program.captured.argument_avals)
+            flags = jax.ShapeDtypeStruct(shape, bool)
+            model = resettable(program.model, slots)
+            captured = capture_module(model, flags, start, *example)
+            graph = compile_step(captured.step, control_flow=self.control_flow)
+            algorithm = with_resets(self.algorithm)
+            made = jax.eval_shape(lambda: algorithm.init(graph))
+            assert jax.tree.structure(made) == jax.tree.structure(traces.value), "a reset must not move the traces"
+            self._resetting[shape] = _ready(model, captured, graph, algorithm)
+        return self._resetting[shape].follow()
 
     def _update_on_tape(
         self,
+        program: CompiledStep,
         tape: Tape,
         arguments: list[jax.Array],
         stacked: tuple[bool, ...] | None,
@@ -194,66 +290,76 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         modulator_stacked: bool,
     ) -> Any:
         """One step of a sequence that is folded afterwards: the traces wait, the step is recorded."""
-        captured, graph, _, _ = self._compiled()
+        captured, graph, algorithm = program.captured, program.graph, program.algorithm
         tape.calls += 1
         if stacked is not None:
-            if _length(arguments, stacked) != 1:
+            if window_length(arguments, stacked) != 1:
                 raise ValueError("step_fn passed a window of several steps; give etrace_grad the chunk_size.")
             arguments = [a[0] if flag else a for a, flag in zip(arguments, stacked, strict=True)]
             modulator = jax.tree.map(lambda m: m[0], modulator) if modulator_stacked else modulator
-        inputs = (*_read_states(captured), arguments)
-        feedback = self.algorithm.signal.feedback
+        inputs = (*read_states(captured), arguments)
+        feedback = algorithm.signal.feedback
         substitutes = feedback.substitutes(graph) if feedback else None
-        (outputs, hidden, others), values = record_step(graph, self.algorithm, inputs, tape.offsets.value, substitutes)
+        (outputs, hidden, others), values = record_step(graph, algorithm, inputs, tape.offsets.value, substitutes)
         tape.record.value = Recording(values, modulator)
-        _write(captured.hidden, hidden)
-        _write(captured.others, others)
+        write_slots(captured.hidden, hidden)
+        write_slots(captured.others, others)
         outputs = outputs if stacked is None else [output[None] for output in outputs]
         return jax.tree.unflatten(captured.output_tree, outputs)
 
-    @property
-    def folds(self) -> bool:
+    def prepared_step(self, flags: jax.Array | None) -> CompiledStep:
+        """The step that a driver runs, compiled; with the flags of a whole sequence, time leading, if it has any."""
+        program, _ = self._compiled()
+        return program if flags is None else self._resetting_step(flags.shape[1:])
+
+    def folds(self, program: CompiledStep) -> bool:
         """Whether a known sequence is folded into whole-sequence products."""
-        return self.kernels == "auto" and isinstance(self.algorithm, FoldingAlgorithm)
+        return self.kernels == "auto" and isinstance(program.algorithm, FoldingAlgorithm)
 
     def fold_gradients(
-        self, loss_of: Callable[..., Any], timed: Any, states: list[brainstate.State[Any]], complete: bool
+        self,
+        program: CompiledStep,
+        loss_of: Callable[..., Any],
+        timed: Any,
+        states: list[brainstate.State[Any]],
+        complete: bool,
     ) -> tuple[list[Any], Any, Any]:
         """The gradients of single steps, summed over a known sequence, from recorded steps.
 
         Args:
-            loss_of: ``(gate, slices) -> (loss, (losses, aux))``; it runs the learner exactly once.
-            timed: a pair of gates and slices, time leading.
+            program: the step, as :meth:`prepared_step` gives it.
+            loss_of: ``slices -> (loss, (losses, aux))``; it runs the learner exactly once.
+            timed: the slices, time leading.
             states: the states to differentiate.
             complete: the traces are zero before the sequence and are not needed after it.
 
         Returns:
             The gradients of ``states``, the losses and the aux, stacked over time.
         """
-        captured, graph, _, traces = self._compiled()
-        algorithm = self.algorithm
+        captured, graph, algorithm = program.captured, program.graph, program.algorithm
+        traces = self._compiled()[1]
         assert isinstance(algorithm, FoldingAlgorithm)
-        inputs = (*_read_states(captured), list(captured.argument_avals))
+        inputs = (*read_states(captured), list(captured.argument_avals))
         modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
         tape = Tape(graph, algorithm, inputs, modulator)
         length = jax.tree.leaves(timed)[0].shape[0]
         size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), self.memory_limit)
 
-        def counted(gate: Any, slices: Any) -> Any:
+        def counted(now: Any) -> Any:
             tape.rewind()
-            result = loss_of(gate, slices)
+            result = loss_of(now)
             tape.check_one_call()
             return result
 
         gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.offsets], has_aux=True)
 
         def one_step(total: list[Any], now: Any) -> Any:
-            (*direct, offsets), (losses, aux) = gradient(*now)
+            (*direct, offsets), (losses, aux) = gradient(now)
             return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
 
         def one_fold(total: list[Any], chunk: Any) -> Any:
             total, (losses, aux, *recorded) = brainstate.transform.scan(one_step, total, chunk)
-            parameters = _read(captured.parameters, captured.step.parameters)
+            parameters = read_slots(captured.parameters, captured.step.parameters)
             operands = evaluate_operands(graph, parameters)
             steps, first = tape.folded(*recorded)
             alone = complete and size == length
@@ -272,93 +378,99 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         finally:
             self._tape = None
 
+    @contextlib.contextmanager
+    def giving(self, flags: jax.Array | None, *, windowed: bool) -> Generator[None, None, None]:
+        """Calls of the learner inside get these flags."""
+        if flags is None:
+            yield
+            return
+        self._flags = (flags, windowed)
+        try:
+            yield
+        finally:
+            self._flags = None
+
+    @contextlib.contextmanager
+    def holding_traces(self) -> Generator[None, None, None]:
+        """Calls of the learner inside move the model's states and leave the traces."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+    @contextlib.contextmanager
+    def unchanged_on_failure(self) -> Generator[None, None, None]:
+        """A block that either succeeds or leaves every state as it was."""
+        before = self._values()
+        try:
+            yield
+        except BaseException:
+            for state, value in before:
+                state.value = value
+            raise
+
+    def _values(self) -> list[tuple[brainstate.State[Any], Any]]:
+        """The states that a call may change, with their values."""
+        changing = list(self.model.states().values())
+        if self._program is not None:
+            changing += [slot.state for slot in self._program.captured.others]
+        if self.traces is not None:
+            changing.append(self.traces)
+        return [(state, state.value) for state in {id(state): state for state in changing}.values()]
+
     def init_state(self, *args: Any, **kwargs: Any) -> None:
         """Zero the traces, so that ``brainstate.nn.init_all_states`` of a learner starts a new sequence."""
         if self.is_compiled:
             self.reset_state()
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Zero the traces.
+        """Start a new sequence: zero the traces.
 
         The model's own states are reset by ``brainstate.nn.init_all_states`` or ``reset_all_states``, as
-        without a learner. After initialising them with another batch size, compile again.
-        """
-        _, graph, _, traces = self._compiled()
-        traces.value = self.algorithm.init(graph)
+        without a learner. If they were initialised for another batch size, the step is compiled again for inputs of
+        that size.
 
-    def _compiled(self) -> tuple[CapturedModel, TraceGraph, Callable[..., Any], EligibilityTrace]:
-        if self._captured is None or self._graph is None or self._run is None or self.traces is None:
+        Args:
+            batch_size: for a learner that maps a step of one sample over lanes, their number; None keeps it.
+            **kwargs: ignored; brainstate passes what a model's states may need.
+        """
+        program, traces = self._compiled()
+        if self.lanes is not None and batch_size not in (None, self.lanes):
+            self._resize_lanes(program, batch_size)
+            return
+        resized = resized_inputs(program.captured)
+        if resized is not None:
+            self.compile_graph(*resized)
+        else:
+            traces.value = self.algorithm.reset(program.graph, traces.value)
+
+    def _resize_lanes(self, program: CompiledStep, lanes: int) -> None:
+        avals = [jax.ShapeDtypeStruct((lanes, *a.shape[1:]), a.dtype) for a in program.captured.argument_avals]
+        before, self.lanes = self.lanes, lanes
+        try:
+            self.compile_graph(*jax.tree.unflatten(program.captured.argument_tree, avals))
+        except BaseException:
+            self.lanes = before
+            raise
+
+    def _compiled(self) -> tuple[CompiledStep, EligibilityTrace]:
+        if self._program is None or self.traces is None:
             raise RuntimeError(
                 "the learner is not compiled. Call compile_graph(*example_inputs) after initialising the model's "
                 "states, or make the learner with etp_algorithms.compile."
             )
-        self._captured = self._captured.follow(self.model)
-        return self._captured, self._graph, self._run, self.traces
+        if self.lanes is not None and self._one_sample is not None:
+            spread_lanes(self.model, self._one_sample, self.lanes)
+        self._program = self._program.follow()
+        return self._program, self.traces
 
 
-def _one_step(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs of the first step."""
-    plain, stacked = split_arguments(args)
-    leaves, tree = jax.tree.flatten(plain)
-    first = [leaf[0] if s else leaf for leaf, s in zip(leaves, stacked or (False,) * len(leaves), strict=True)]
-    return jax.tree.unflatten(tree, first)
-
-
-def _length(arguments: list[jax.Array], stacked: tuple[bool, ...] | None) -> int | None:
-    """The number of steps of a window; None for a single step."""
-    if stacked is None:
-        return None
-    return next(a.shape[0] for a, flag in zip(arguments, stacked, strict=True) if flag)
-
-
-def _check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, ...] | None) -> list[jax.Array]:
-    leaves, tree = jax.tree.flatten(plain)
-    if tree != captured.argument_tree:
-        raise ValueError(
-            f"the learner was compiled for inputs of the structure {captured.argument_tree}, got {tree}. Pass the same "
-            f"structure and units, or call compile_graph with the new inputs."
-        )
-    arrays = [jnp.asarray(leaf) for leaf in leaves]
-    for n, (array, aval) in enumerate(zip(arrays, captured.argument_avals, strict=True)):
-        shape = array.shape[1:] if stacked is not None and stacked[n] else array.shape
-        if (shape, array.dtype) != (aval.shape, aval.dtype):
-            raise ValueError(
-                f"input {n} has shape {shape} and dtype {array.dtype.name} per step, but the learner was compiled for "
-                f"{aval.shape} and {aval.dtype.name}. Wrap windows in MultiStepData, or call compile_graph with the "
-                f"new inputs."
-            )
-    return arrays
-
-
-def _read_states(captured: CapturedModel) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    step = captured.step
-    return (
-        _read(captured.parameters, step.parameters),
-        _read(captured.hidden, step.hidden),
-        _read(captured.others, step.others),
-    )
-
-
-def _read(slots: tuple[StateSlot, ...], leaves: Any) -> list[jax.Array]:
-    arrays = [jnp.asarray(array) for slot in slots for array in slot.read()]
-    for array, leaf in zip(arrays, leaves, strict=True):
-        if (array.shape, array.dtype) != (leaf.input.aval.shape, leaf.input.aval.dtype):
-            raise ValueError(
-                f"the state {leaf.name} has shape {array.shape} and dtype {array.dtype.name}, but the learner was "
-                f"compiled for {leaf.input.aval.shape} and {leaf.input.aval.dtype.name}. Initialise the states as they "
-                f"were, or call compile_graph again."
-            )
-    return arrays
-
-
-def _write(slots: tuple[StateSlot, ...], arrays: list[jax.Array]) -> None:
-    rest = iter(arrays)
-    for slot in slots:
-        slot.write([next(rest) for _ in range(slot.tree.num_leaves)])
-
-
-def _by_path(slots: tuple[StateSlot, ...]) -> dict[tuple[Any, ...], brainstate.State[Any]]:
-    return {slot.path: slot.state for slot in slots}
+def _ready(
+    model: brainstate.nn.Module, captured: CapturedModel, graph: TraceGraph, algorithm: TraceAlgorithm
+) -> CompiledStep:
+    run = jax.jit(functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked"))
+    return CompiledStep(model, captured, graph, algorithm, run)
 
 
 def _in_folds(

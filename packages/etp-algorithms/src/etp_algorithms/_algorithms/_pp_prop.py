@@ -105,7 +105,7 @@ class FactorisedTraces:
 
     def init(self, graph: TraceGraph) -> Any:
         """Zero filters and zero mass."""
-        inputs, outputs = {}, {}
+        inputs, outputs, masses = {}, {}, {}
         for relation in graph.hidden_param_op_relations:
             shape = self._input_shape(relation)
             if shape is not None:
@@ -116,7 +116,11 @@ class FactorisedTraces:
                 lanes = (link.layout.lanes,) if link.layout.lanes > 1 else ()
                 zero = jnp.zeros((*lanes, *made.shape[:-1]), self.trace_dtype or made.dtype)
                 outputs[link_key(relation, link)] = tuple(zero if p else None for p in link.present)
-        return {"input": inputs, "output": outputs, "mass": jnp.zeros((), jnp.result_type(float))}
+                # one mass per lane of a batch, since lanes may start anew one by one: an axis of it, ones after
+                lead = zero.shape[: len(lanes) + 1]
+                shape = (*lead, *(1,) * (zero.ndim - len(lead)))
+                masses[link_key(relation, link)] = jnp.zeros(shape, jnp.result_type(float))
+        return {"input": inputs, "output": outputs, "mass": masses}
 
     def reset(self, graph: TraceGraph, traces: Any) -> Any:
         """Zero traces again."""
@@ -148,8 +152,8 @@ class FactorisedTraces:
                 assert jacobian is not None
                 name = link_key(relation, link)
                 outputs[name] = self._roll_output(traces["output"][name], jacobian, r, link.layout)
-        mass = self.decay_f * traces["mass"] + (1.0 - self.decay_f)
-        return {"input": inputs, "output": outputs, "mass": mass}
+        masses = {key: self.decay_f * mass + (1.0 - self.decay_f) for key, mass in traces["mass"].items()}
+        return {"input": inputs, "output": outputs, "mass": masses}
 
     def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """The filters after a window, step by step: they are small."""
@@ -210,13 +214,13 @@ class FactorisedTraces:
         x = traces["input"].get(_input_key(graph, relation))
         parts = []
         for link in relation.links:
-            filters = traces["output"][link_key(relation, link)]
+            filters, mass = traces["output"][link_key(relation, link)], traces["mass"][link_key(relation, link)]
+            mass = jnp.where(mass > 0, mass, 1.0)
             for signal, filtered in zip(signals[link.group], filters, strict=True):
                 if filtered is not None:
-                    part = link.layout.gather(signal) * filtered
+                    part = link.layout.gather(signal) * filtered / mass
                     parts.append(part.sum(0) if link.layout.lanes > 1 else part)
-        mass = jnp.where(traces["mass"] > 0, traces["mass"], 1.0)
-        g = (add_trees(*parts) / mass).astype(relation.y.aval.dtype)
+        g = add_trees(*parts).astype(relation.y.aval.dtype)
         return x if x is None else x.astype(jnp.result_type(x, g)), g
 
     def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array, weights: Any) -> jax.Array:
