@@ -63,8 +63,9 @@ class Merge(Node):
         mu, g_in, g_theta = pc.functional.vjp(
             self.module,
             torch.cat([left["h"], right["h"]], 1),
-            lambda mu: pc.functional.select_rows(self.r + self.lam, later["mask"]),
+            lambda mu: self.r + self.lam,
             tuple(self.module.parameters()) if learn else (),
+            later["mask"],
         )
         g_left, g_right = g_in.split(self.widths, 1)
         self.left.send(g_left)

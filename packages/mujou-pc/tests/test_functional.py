@@ -95,17 +95,95 @@ def test_an_input_of_integers_gets_zeros_and_the_weights_their_gradient():
     assert g_theta[[1, 4]].abs().min() > 0
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_rows_without_a_target_are_left_out_whatever_they_hold(poison):
-    module, mask = nn.Linear(3, 2), torch.tensor([True, False, True])
-    h_in, y = torch.randn(3, 3), torch.randn(3, 2)
-    y[1] = poison
-    _, g_in, g_theta = loss_vjp(module, h_in, MSELoss(), y, mask, tuple(module.parameters()))
-    _, some, wanted = loss_vjp(module, h_in[mask], MSELoss(), y[mask], None, tuple(module.parameters()))
-    torch.testing.assert_close(g_in[mask], some)
-    assert torch.equal(g_in[1], torch.zeros(3))
+class Exponential(nn.Module):
+    """Its activations leave the range of floats already for moderate inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, h):
+        return self.last(self.first(h).exp())
+
+
+MASK = torch.tensor([True, False, True, False])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(3, 2), lambda: dense(3, 2), Exponential], ids=["line", "tanh", "exp"]
+)
+@pytest.mark.parametrize("holder", ["h_in", "y", "delta"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 1e4])
+def test_rows_without_a_target_are_left_out_whatever_they_hold(make, holder, poison):
+    module = make()
+    params = tuple(module.parameters())
+    given = {"h_in": torch.randn(4, 3), "y": torch.randn(4, 2), "delta": torch.randn(4, 2)}
+    given[holder][~MASK] = poison
+
+    def gradients(h_in, y, delta, mask):
+        of_error = vjp(module, h_in, lambda mu: delta, params, mask)
+        of_loss = loss_vjp(module, h_in, MSELoss(), y, mask, params)
+        without = vjp(module, h_in, lambda mu: delta, (), mask)
+        return [of_error.g_in, of_loss.g_in, without.g_in], [*of_error.g_theta, *of_loss.g_theta]
+
+    g_in, g_theta = gradients(**given, mask=MASK)
+    some, wanted = gradients(**{name: value[MASK] for name, value in given.items()}, mask=None)
+    for ours, theirs in zip(g_in, some, strict=True):
+        torch.testing.assert_close(ours[MASK], theirs)
+        assert torch.equal(ours[~MASK], torch.zeros(2, 3))
     for ours, theirs in zip(g_theta, wanted, strict=True):
+        assert float(ours.abs().max()) > 0
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_row_without_a_target_is_still_predicted_from_what_it_holds():
+    module, h_in = nn.Linear(3, 2), torch.randn(4, 3)
+    h_in[1] = torch.nan
+    mu = vjp(module, h_in, lambda mu: mu, tuple(module.parameters()), MASK).mu
+    torch.testing.assert_close(mu, module(h_in).detach(), equal_nan=True)
+
+
+def test_a_row_with_a_target_that_holds_nan_is_not_hidden():
+    module, h_in = nn.Linear(3, 2), torch.randn(4, 3)
+    h_in[0] = torch.nan
+    _, _, (weight, _) = vjp(module, h_in, torch.ones_like, tuple(module.parameters()), MASK)
+    assert bool(weight.isnan().all())
+
+
+def test_losses_that_are_nan_without_a_target_change_nothing():
+    module, h_in, y = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+
+    def root(y_hat, y):  # its slope at equality is infinite
+        return (y_hat - y).abs().sum(1).sqrt()
+
+    _, g_in, g_theta = loss_vjp(module, h_in, root, y, MASK, tuple(module.parameters()))
+    _, some, wanted = loss_vjp(module, h_in[MASK], root, y[MASK], None, tuple(module.parameters()))
+    torch.testing.assert_close(g_in[MASK], some)
+    torch.testing.assert_close(list(g_theta), list(wanted))
+
+
+def test_with_no_target_at_all_the_gradients_are_zero_whatever_the_rows_hold():
+    module, nobody = Exponential(), torch.zeros(2, dtype=torch.bool)
+    h_in = torch.tensor([[torch.nan] * 3, [1e4] * 3])
+    params = tuple(module.parameters())
+    for _, g_in, g_theta in (
+        vjp(module, h_in, lambda mu: mu, params, nobody),
+        loss_vjp(module, h_in, MSELoss(), torch.full((2, 2), torch.nan), nobody, params),
+    ):
+        assert all(torch.equal(g, torch.zeros_like(g)) for g in (g_in, *g_theta))
+
+
+def test_what_comes_out_shares_its_memory_with_nothing():
+    h_in = torch.randn(4, 3)
+    held = [torch.randn(4, 3), h_in]
+    for mask in (None, MASK):
+        for mu, g_in, _ in (
+            vjp(nn.Identity(), h_in, lambda mu: held[0], (), mask),
+            vjp(nn.Identity(), h_in, lambda mu: held[0], (nn.Parameter(torch.ones(1)),), mask),
+            loss_vjp(nn.Identity(), h_in, MSELoss(), torch.zeros(4, 3), mask),
+        ):
+            places = [t.untyped_storage().data_ptr() for t in (mu, g_in, *held)]
+            assert len(set(places)) == 4
 
 
 def test_a_class_out_of_range_and_infinite_logits_in_a_masked_row_change_nothing():

@@ -1,5 +1,6 @@
 """Input, Layer and Output, as they update."""
 
+import copy
 import functools
 import gc
 import math
@@ -279,6 +280,38 @@ def test_a_masked_row_sends_nothing_back_and_teaches_nothing(reset):
     assert len(found[0]) == len(found[1]) == 6
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e300])
+def test_what_a_masked_row_holds_changes_no_weight_and_no_other_row(poison):
+    torch.manual_seed(3)
+    modules = [dense(6, 6), dense(6, 6), nn.Linear(6, 2)]
+    x, y = torch.randn(4, 6), torch.randn(4, 2)
+    found = []
+    for held in (0.0, poison):
+        chain = pc.Chain(
+            copy.deepcopy(modules),
+            x=TensorSpec((4, 6)),
+            y=TensorSpec((4, 2)),
+            loss=pc.loss.MSELoss(),
+            tau=USUAL,
+            optimizer=pc.optim.AdamW(tau=1.0, tau_m=0.1, tau_v=1.0),
+            learn_interval=6 * PERIOD,
+        )
+        run = pc.testing.run(chain)
+        run.write(chain.prev, {"x": x, "y": y})
+        run.sleep(20 * PERIOD)
+        mask = torch.tensor([True, False, True, True])
+        rows = mask[:, None]
+        sample = {"x": torch.where(rows, x + 1, held), "y": torch.where(rows, y, held), "mask": mask}
+        run.write(chain.prev, sample | {"reset": torch.zeros(4, dtype=torch.bool)})
+        run.sleep(20 * PERIOD)
+        y_hat = run.read(chain.next)["y_hat"][mask]
+        run.write(chain.prev, {"x": x, "y": y, "reset": torch.zeros(4, dtype=torch.bool)})  # the row comes back
+        run.sleep(20 * PERIOD)
+        found.append([*parameters(chain), *deltas(chain), y_hat, run.read(chain.next)["y_hat"]])
+    assert all(torch.isfinite(t).all() for t in found[1])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 # What was shown before the targets were seen.

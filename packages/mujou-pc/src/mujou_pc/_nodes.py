@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mujou_pc._time_constants import TimeConstants
 from mujou_pc.clock import LearnClock
-from mujou_pc.functional import loss_vjp, relax_, select_rows, vjp
+from mujou_pc.functional import loss_vjp, relax_, vjp
 from mujou_pc.loss import Loss
 from mujou_pc.msg import (
     Activity,
@@ -122,17 +122,20 @@ class Layer(Node):
         tick = self.clock.tick(dt, activity["time"], self.timer.now())
         if tick.new:
             self._start_anew(activity["reset"])
-        targets = self._targets.of(activity["mask"])
+        mask = activity["mask"]
+        targets = self._targets.of(mask)
         learn = tick.learn and targets.some
         mu, g_in, g_theta = vjp(
             self.module,
             activity["h"],
-            lambda mu: select_rows(self.r + self.lam, targets.mask),
+            lambda mu: self.r + self.lam,
             self._params if learn else (),
+            targets.mask,
         )
-        self.prev.send(select_rows(g_in, targets.mask))
+        self.prev.send(g_in, fresh=True)
         relax_(self.r, self.lam, self._g(), dt=tick.dt, tau=self.tau, relaxer=self.relaxer)
-        self.next.send({**activity, "h": mu})
+        reset, time = activity["reset"], activity["time"]
+        self.next.send({"h": mu, "y": activity["y"], "mask": mask, "reset": reset, "time": time}, fresh=True)
         if learn:
             self.optimizer.step_([g / len(mu) for g in g_theta], tick.elapsed)
 
@@ -200,25 +203,19 @@ class Output(Node):
         """Read, tick, send the gradient of the loss, send the prediction, learn."""
         activity = self.prev.read()
         tick = self.clock.tick(dt, activity["time"], self.timer.now())
-        targets = self._targets.of(activity["mask"])
+        y, mask = activity["y"], activity["mask"]
+        targets = self._targets.of(mask)
         learn = tick.learn and targets.some
         y_hat, g_in, g_theta = loss_vjp(
             self.module,
             activity["h"],
             self.loss,
-            activity["y"],
+            y,
             targets.mask,
             self._params if learn else (),
         )
-        self.prev.send(g_in)
-        self.next.send(
-            {
-                "y_hat": y_hat,
-                "y": activity["y"],
-                "mask": activity["mask"],
-                "time": activity["time"],
-            }
-        )
+        self.prev.send(g_in, fresh=True)
+        self.next.send({"y_hat": y_hat, "y": y, "mask": mask, "time": activity["time"]}, fresh=True)
         if learn:
             self.optimizer.step_([g / len(y_hat) for g in g_theta], tick.elapsed)
 

@@ -90,14 +90,15 @@ class LearnClock(Stateful):
             now: the present moment.
         """
         dt = min(dt, self._max_dt)
-        new = time != self._time
+        new = time is not self._time and time != self._time
         if new:
             self._time = time
             self._elapsed = 0.0
             self._deadline_ns = self._deadline_after(time)
         self._elapsed += dt
-        tick = Tick(dt, new, self._learns(new, now), self._elapsed)
-        if tick.learn:
+        learns = self._learns(new, now)
+        tick = Tick(dt, new, learns, self._elapsed)
+        if learns:
             self._elapsed = 0.0
             self._deadline_ns = self._deadline_after(now)
         return tick

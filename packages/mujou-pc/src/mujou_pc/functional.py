@@ -22,7 +22,9 @@ __all__ = ["Vjp", "loss_vjp", "relax_", "select_rows", "vjp"]
 
 
 class Vjp(NamedTuple):
-    """An output and the gradients with respect to what it was computed from; none has a graph.
+    """An output and the gradients with respect to what it was computed from.
+
+    None has a graph, and nobody else holds mu and g_in: send them as ``fresh``.
 
     Args:
         mu: the output of the module.
@@ -40,22 +42,28 @@ def vjp(
     h_in: Tensor,
     delta: Callable[[Tensor], Tensor],
     params: Sequence[Tensor] = (),
+    mask: Tensor | None = None,
 ) -> Vjp:
     """The prediction of a node and the gradients its error sends back, in one product.
 
     Args:
-        f: the module; called once.
+        f: the module; called once, and once more only if a row without a target made the weights' gradients NaN.
         h_in: the activity from the node before, (B, ...). It is detached: no graph crosses nodes.
         delta: makes the error from the prediction mu, both (B, ...).
         params: the weights to differentiate; none when the node does not learn. A frozen or
             unused one gets zeros.
+        mask: bool (B,); the error of rows with False is left out, whatever they hold. None: no row is.
     """
-    with torch.enable_grad():
-        h_in = _leaf(h_in)
-        mu = f(h_in)
-    value = mu.detach()
-    g_in, g_theta = _gradients(mu, (h_in, *params), delta(value).neg())
-    return Vjp(value, g_in, g_theta)
+    leaf, mu = _run(f, h_in)
+    value = mu.detach().clone()
+    error = select_rows(delta(value), mask)
+    if not params:  # one operation makes the sign and a tensor that nobody else holds
+        (g_in,) = _gradients(mu, (leaf,), error)
+        return Vjp(value, select_rows(g_in.neg(), mask), ())
+    g_in, *g_theta = _gradients(mu, (leaf, *params), error.neg())
+    if mask is not None and _any_nan(g_theta):
+        g_theta = _of_rows_with_target(f, h_in, error, params, mask)
+    return Vjp(value, select_rows(g_in.clone(), mask), tuple(g_theta))
 
 
 def loss_vjp(
@@ -69,7 +77,7 @@ def loss_vjp(
     """The output of the last module and the gradients of the summed loss of the samples with a target.
 
     Args:
-        f: the module; called once.
+        f: the module; called as often as in ``vjp``.
         h_in: the activity from the node before, (B, ...), detached.
         loss: gives one value for each sample.
         y: the targets, (B, ...).
@@ -79,12 +87,14 @@ def loss_vjp(
     Raises:
         ValueError: the loss does not have the shape (B,).
     """
-    with torch.enable_grad():
-        h_in = _leaf(h_in)
-        y_hat = f(h_in)
-        total = _total_loss(loss, y_hat, y, mask)
-    g_in, g_theta = _gradients(total, (h_in, *params), None)
-    return Vjp(y_hat.detach(), select_rows(g_in, mask), g_theta)
+    leaf, y_hat = _run(f, h_in)
+    value = y_hat.detach().clone()
+    g_in, *g_theta = _gradients(_total_loss(loss, y_hat, y, mask), (leaf, *params))
+    if mask is not None and _any_nan(g_theta):
+        output = y_hat.detach().requires_grad_()
+        (g_out,) = _gradients(_total_loss(loss, output, y, mask), (output,))
+        g_theta = _of_rows_with_target(f, h_in, g_out.neg(), params, mask)
+    return Vjp(value, select_rows(g_in.clone(), mask), tuple(g_theta))
 
 
 def relax_(
@@ -125,40 +135,61 @@ def select_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is None:
         return values
-    return torch.where(mask.view(-1, *[1] * (values.dim() - 1)), values, torch.zeros_like(values))
+    return torch.where(_as_rows(mask, values), values, torch.zeros_like(values))
 
 
-def _leaf(h_in: Tensor) -> Tensor:
-    return h_in.detach().requires_grad_(h_in.is_floating_point())
+def _as_rows(mask: Tensor, values: Tensor) -> Tensor:
+    """The mask (B,) in a shape that broadcasts against ``values``."""
+    return mask.view(-1, *[1] * (values.dim() - 1))
+
+
+def _run(f: Callable[[Tensor], Tensor], h_in: Tensor) -> tuple[Tensor, Tensor]:
+    """The input as the leaf of a graph of its own, and the output."""
+    leaf = h_in.detach().requires_grad_(h_in.is_floating_point())
+    if torch.is_grad_enabled():  # to ask is cheaper than to enter a context
+        return leaf, f(leaf)
+    with torch.enable_grad():
+        return leaf, f(leaf)
 
 
 # Rows without a target are replaced before the loss and left out after it: the first keeps NaN and
 # classes out of range from the loss, the second keeps its value at the replacement out of the sum.
 def _total_loss(loss: Loss, y_hat: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    losses = loss(select_rows(y_hat, mask), select_rows(y, mask))
-    if losses.shape != y_hat.shape[:1]:
-        raise ValueError(
-            f"the loss returned the shape {list(losses.shape)}, but one value for each sample is "
-            f"needed, (B,) = {list(y_hat.shape[:1])}: average over every axis but the first"
-        )
-    return select_rows(losses, mask).sum()
+    with torch.enable_grad():
+        losses = loss(select_rows(y_hat, mask), select_rows(y, mask))
+        if losses.shape != y_hat.shape[:1]:
+            raise ValueError(
+                f"the loss returned the shape {list(losses.shape)}, but one value for each sample is "
+                f"needed, (B,) = {list(y_hat.shape[:1])}: average over every axis but the first"
+            )
+        return select_rows(losses, mask).sum()
 
 
-def _gradients(
-    output: Tensor, inputs: tuple[Tensor, ...], grad_output: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The gradient for the first input and for the others; zeros where there is none."""
-    wanted = [tensor for tensor in inputs if tensor.requires_grad] if output.requires_grad else []
-    found = torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ()
-    if len(found) == len(inputs):
-        grads = list(found)
+# The error of a row without a target is 0, but 0 times an infinite activation is NaN. In such an update the module runs
+# once more, with a row that has a target in the place of each that has none.
+def _of_rows_with_target(
+    f: Callable[[Tensor], Tensor], h_in: Tensor, error: Tensor, params: Sequence[Tensor], mask: Tensor
+) -> Sequence[Tensor]:
+    if not mask.any():
+        return [torch.zeros_like(param, requires_grad=False) for param in params]
+    stand_in = h_in[mask.int().argmax()]
+    return vjp(f, torch.where(_as_rows(mask, h_in), h_in, stand_in), lambda mu: error, params).g_theta
+
+
+def _any_nan(tensors: Sequence[Tensor]) -> bool:
+    return any(bool(tensor.isnan().any()) for tensor in tensors)
+
+
+def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad_output: Tensor | None = None) -> list[Tensor]:
+    """The gradient for each input; zeros where there is none."""
+    if output.requires_grad and all([tensor.requires_grad for tensor in inputs]):
+        found = torch.autograd.grad(output, inputs, grad_output, allow_unused=True)
     else:
-        of = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
-        grads = [of.get(id(tensor)) for tensor in inputs]
-    g_in, *g_theta = [
-        _zeros_for(tensor, output) if grad is None else grad for tensor, grad in zip(inputs, grads, strict=True)
-    ]
-    return g_in, tuple(g_theta)
+        wanted = [tensor for tensor in inputs if tensor.requires_grad] if output.requires_grad else []
+        grads = torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ()
+        of = {id(tensor): grad for tensor, grad in zip(wanted, grads, strict=True)}
+        found = [of.get(id(tensor)) for tensor in inputs]
+    return [_zeros_for(t, output) if grad is None else grad for t, grad in zip(inputs, found, strict=True)]
 
 
 def _zeros_for(tensor: Tensor, output: Tensor) -> Tensor:

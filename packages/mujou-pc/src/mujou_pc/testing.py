@@ -59,4 +59,5 @@ class ManualRun(Run):
         """
         chosen = self._lives.cells if nodes is None else [self._cell_of[id(node)] for node in nodes]
         self._by_hand.step(chosen, self._shortest_period if dt is None else dt)
-        self._raise_failure()
+        if self._lives.failure is not None:
+            self._raise_failure()

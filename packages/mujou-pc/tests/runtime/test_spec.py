@@ -71,6 +71,24 @@ def test_a_tensor_passed_on_is_not_copied_again_unless_it_was_written_to():
     assert torch.equal(again, torch.full((2, 3), 2.0))
 
 
+def test_a_fresh_tensor_travels_without_a_copy():
+    value = torch.ones(2, 3)
+    assert SPEC.freeze(value, fresh=True) is value
+    assert DictSpec({"a": SPEC}).freeze({"a": value}, fresh=True)["a"] is value
+
+
+@pytest.mark.parametrize("case", ["of a graph", "of inference mode", "travelled and written to"])
+def test_a_fresh_tensor_that_could_not_travel_as_it_is_is_copied(case):
+    with torch.inference_mode(case == "of inference mode"):
+        value = torch.ones(2, 3).requires_grad_(case == "of a graph")
+    if case == "travelled and written to":
+        value = SPEC.freeze(value).add_(1)
+    sent = SPEC.freeze(value, fresh=True)
+    assert sent is not value
+    assert [sent.requires_grad, sent.is_inference()] == [False, False]
+    assert torch.equal(sent, value)
+
+
 def test_a_tensor_of_inference_mode_can_be_differentiated_after_it_was_sent():
     with torch.inference_mode():
         sent = SPEC.freeze(torch.ones(2, 3))
@@ -88,6 +106,8 @@ def test_fields_too_many_and_too_few_are_refused_by_name():
     spec = DictSpec({"a": IntSpec(), "b": IntSpec()})
     with pytest.raises(Misfit, match=r"also \['c'\]"):
         spec.freeze({"a": 1, "b": 2, "c": 3})
+    with pytest.raises(Misfit, match=r"also \['c'\]"):
+        spec.freeze({"a": 1, "c": 3})
     with pytest.raises(Misfit, match="is missing"):
         spec.freeze({"a": 1})
     with pytest.raises(Misfit, match="takes int"):
@@ -99,6 +119,7 @@ def test_fields_too_many_and_too_few_are_refused_by_name():
 def test_a_field_with_a_fill_may_be_left_out():
     spec = DictSpec({"mask": TensorSpec((2,), torch.bool, fill=True)})
     assert bool(spec.freeze({})["mask"].all())
+    assert bool(spec.freeze({"mask": None})["mask"].all())
     assert not bool(spec.zero()["mask"].any())
 
 

@@ -83,7 +83,8 @@ class ByHand:
     def _update(self, cell: Cell) -> None:
         if not self.ended:
             self._lives.update(cell, self._timer.now().ns)
-            self._finish_if_stopping()
+            if self._stopping:
+                self._finish_if_stopping()
 
     def _waiting(self) -> Schedule:
         schedule = Schedule()

@@ -75,8 +75,7 @@ class Lifecycle:
     def update(self, cell: Cell, now_ns: int) -> None:
         """One update of one node; a failure ends the run."""
         began = time.perf_counter()
-        dt = begin_update(cell, now_ns)
-        self.call(cell, "on_update", dt)
+        self.call(cell, "on_update", begin_update(cell, now_ns))
         cell.update_seconds += time.perf_counter() - began
 
     def call(self, cell: Cell, hook: str, *args: Any) -> bool:

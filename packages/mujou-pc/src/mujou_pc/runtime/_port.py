@@ -1,7 +1,7 @@
 """Ports, and the channels that join them: each holds the latest message, and nobody waits."""
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from mujou_pc.runtime._errors import WiringError
 from mujou_pc.runtime._spec import Spec, freeze
@@ -70,8 +70,13 @@ class _End(Generic[Received, Sent]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} receives={self.receives} sends={self.sends}>"
 
-    def send(self, value: Sent) -> None:
+    def send(self, value: Sent, *, fresh: bool = False) -> None:
         """Send ``value`` to every peer, in place of what was sent before.
+
+        Args:
+            value: the message.
+            fresh: nobody else holds its tensors or their memory, as with what ``functional`` returns: they
+                travel without a copy.
 
         Raises:
             SpecError: ``value`` does not fit ``sends``.
@@ -81,7 +86,7 @@ class _End(Generic[Received, Sent]):
             raise RuntimeError(f"{self.name} sends nothing: it was made without sends=")
         if self._now is None:
             raise RuntimeError(f"{self.name} is not in a run: start one with run(root) or testing.run(root)")
-        message = Message(freeze(self.sends, value, self.name), self._now())
+        message = Message(freeze(self.sends, value, self.name, fresh), self._now())
         for slot in self._out:
             slot.put(message)
 
@@ -106,13 +111,14 @@ class Port(_End[Received, Sent]):
 
     def read(self) -> Received:
         """The latest value received; the zero of the spec before the first. Read-only: others read the same one."""
-        return self.latest().value
+        return (self._in or self._nothing())[0].message.value
 
     def latest(self) -> Message:
         """The latest message received, with the moment it was sent."""
-        if not self._in:
-            raise RuntimeError(f"{self.name} has nothing to read: it receives nothing, or is joined to no peer")
-        return self._in[0].message
+        return (self._in or self._nothing())[0].message
+
+    def _nothing(self) -> NoReturn:
+        raise RuntimeError(f"{self.name} has nothing to read: it receives nothing, or is joined to no peer")
 
 
 class MultiPort(_End[Received, Sent]):
@@ -120,7 +126,7 @@ class MultiPort(_End[Received, Sent]):
 
     def read(self) -> tuple[Received, ...]:
         """The latest value from each peer, in the order they were joined; zeros from those that have not sent."""
-        return tuple(slot.message.value for slot in self._in)
+        return tuple([slot.message.value for slot in self._in])
 
 
 AnyPort = Port[Any, Any] | MultiPort[Any, Any]

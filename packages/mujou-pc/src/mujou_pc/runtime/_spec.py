@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,14 +29,14 @@ class Misfit(Exception):
         self.path = path
 
 
-def freeze(spec: "Spec", value: Any, where: str) -> Any:
-    """``spec.freeze(value)``, with the name of the port in the error.
+def freeze(spec: "Spec", value: Any, where: str, fresh: bool = False) -> Any:
+    """``spec.freeze(value, fresh)``, with the name of the port in the error.
 
     Raises:
         SpecError: ``value`` does not fit.
     """
     try:
-        return spec.freeze(value)
+        return spec.freeze(value, fresh)
     except Misfit as misfit:
         raise SpecError(f"{where}{misfit.path} {misfit.text}") from None
 
@@ -49,8 +49,12 @@ class Spec(ABC):
         """What a port reads before anything was sent to it."""
 
     @abstractmethod
-    def freeze(self, value: Any) -> Any:
+    def freeze(self, value: Any, fresh: bool = False) -> Any:
         """``value`` as it travels: checked, detached from any graph, out of reach of later in-place writes.
+
+        Args:
+            value: the message.
+            fresh: nobody else holds its tensors or their memory, so they travel without a copy.
 
         Raises:
             Misfit: ``value`` does not fit.
@@ -98,11 +102,12 @@ class TensorSpec(Spec):
     def cast(self, value: Tensor) -> Tensor:
         return value.to(device=self.device, dtype=self.dtype).clone()
 
-    def freeze(self, value: Any) -> Tensor:
+    def freeze(self, value: Any, fresh: bool = False) -> Tensor:
         # A tensor that already travelled is read-only by contract, so passing it on needs no copy and, under the same
         # spec, no check. One that was written to in place after all is copied again.
         mark = getattr(value, "_travelled", None)
         if mark is not None and value._version == 0 and (mark is self or mark == self):
+            value._travelled = self  # so that the next one to pass it on need not compare
             return value
         if not isinstance(value, Tensor):
             raise Misfit(f"takes a tensor {self}, but got {type(value).__name__}: give torch.as_tensor(...)")
@@ -112,9 +117,10 @@ class TensorSpec(Spec):
                 f"takes {self}, but got {given}: every message of a run has the shape, dtype and device of the spec; "
                 "convert the tensor, pad the batch with mask False, or build a network for the other shape"
             )
-        copy = _copy(value)
-        copy._travelled = self  # type: ignore[attr-defined]
-        return copy
+        taken = fresh and mark is None and not value.requires_grad and not value.is_inference()
+        own = value if taken else _copy(value)
+        own._travelled = self  # type: ignore[attr-defined]
+        return own
 
 
 def _copy(value: Tensor) -> Tensor:
@@ -126,51 +132,46 @@ def _copy(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _ScalarSpec(Spec):
+    kind: ClassVar[type] = object
+
     def zero(self) -> Any:
-        return self._type()()
+        return self.kind()
 
     def cast(self, value: Any) -> Any:
         return value
 
-    def freeze(self, value: Any) -> Any:
-        if type(value) is not self._type():
-            wanted = self._type().__name__
+    def freeze(self, value: Any, fresh: bool = False) -> Any:
+        if type(value) is not self.kind:
+            wanted = self.kind.__name__
             raise Misfit(f"takes {wanted}, but got {type(value).__name__} ({value!r}): convert it to {wanted}")
         return value
 
     def __str__(self) -> str:
-        return self._type().__name__
-
-    def _type(self) -> Any:
-        raise NotImplementedError
+        return self.kind.__name__
 
 
 class IntSpec(_ScalarSpec):
     """A Python int."""
 
-    def _type(self) -> Any:
-        return int
+    kind = int
 
 
 class FloatSpec(_ScalarSpec):
     """A Python float."""
 
-    def _type(self) -> Any:
-        return float
+    kind = float
 
 
 class BoolSpec(_ScalarSpec):
     """A Python bool."""
 
-    def _type(self) -> Any:
-        return bool
+    kind = bool
 
 
 class TimestampSpec(_ScalarSpec):
     """A ``Timestamp``; ``Timestamp(ns=0)`` before the first message."""
 
-    def _type(self) -> Any:
-        return Timestamp
+    kind = Timestamp
 
     def zero(self) -> Timestamp:
         return Timestamp(ns=0)
@@ -195,20 +196,34 @@ class DictSpec(Spec):
     def cast(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
         return MappingProxyType({name: spec.cast(value[name]) for name, spec in self.fields.items()})
 
-    def freeze(self, value: Any) -> Mapping[str, Any]:
+    def freeze(self, value: Any, fresh: bool = False) -> Mapping[str, Any]:
         if type(value) is not dict and not isinstance(value, Mapping):
             raise Misfit(f"takes a dict {self}, but got {type(value).__name__}")
         frozen: dict[str, Any] = {}
-        for name, spec in self.fields.items():
-            given = value.get(name)
-            if given is None:
-                given = spec.missing()
-            try:
-                frozen[name] = spec.freeze(given)
-            except Misfit as misfit:
-                text = misfit.text if given is not None else f"({spec}) is missing"
-                raise Misfit(text, f"[{name!r}]{misfit.path}") from None
-        if not value.keys() <= frozen.keys():
-            extra = sorted(value.keys() - frozen.keys())
-            raise Misfit(f"takes the fields {list(frozen)}, but got also {extra}: leave them out")
-        return MappingProxyType(frozen)
+        name = ""
+        try:
+            for name, spec in self.fields.items():
+                given = value[name]
+                if getattr(given, "_travelled", None) is spec and given._version == 0:  # passed on, as most are
+                    frozen[name] = given
+                else:
+                    frozen[name] = spec.freeze(given, fresh)
+        except KeyError:
+            if name in value:
+                raise
+            return self.freeze(self._completed(value), fresh)
+        except Misfit as misfit:
+            if value[name] is None:
+                return self.freeze({name: given for name, given in value.items() if given is not None}, fresh)
+            raise Misfit(misfit.text, f"[{name!r}]{misfit.path}") from None
+        return MappingProxyType(frozen if len(value) == len(frozen) else self._completed(value))
+
+    def _completed(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``value`` and the fields that it may leave out."""
+        if extra := sorted(value.keys() - self.fields.keys()):
+            raise Misfit(f"takes the fields {list(self.fields)}, but got also {extra}: leave them out")
+        filled = {name: spec.missing() for name, spec in self.fields.items() if name not in value}
+        for name, filling in filled.items():
+            if filling is None:
+                raise Misfit(f"({self.fields[name]}) is missing", f"[{name!r}]")
+        return {**value, **filled}
