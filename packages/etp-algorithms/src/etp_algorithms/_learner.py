@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Literal
 
 import brainstate
@@ -30,6 +30,7 @@ from etp_algorithms._inputs import MultiStepData, split_arguments
 from etp_algorithms._lanes import check_lanes, reset_slots, resettable, with_resets
 from etp_algorithms._modulator import read_modulator, zero_modulator
 from etp_algorithms._report import TrustReport, bytes_of, make_report
+from etp_algorithms._saving import read_arrays, write_arrays
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
 from etp_algorithms._step import evaluate_operands
 from etp_algorithms._trees import add_trees
@@ -418,6 +419,42 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         if self.traces is not None:
             changing.append(self.traces)
         return [(state, state.value) for state in {id(state): state for state in changing}.values()]
+
+    def state_dict(self, *, model: bool = True) -> dict[str, jax.Array]:
+        """Everything that the next step depends on, as a flat dictionary of arrays.
+
+        The keys are the names of relations, groups and states; they are the same in every process. Random keys are
+        arrays of unsigned integers. A learner that is built, initialised and compiled alike continues bit for bit
+        after :meth:`load_state_dict`. The state of an optimizer is not in it.
+
+        Args:
+            model: include parameters, hidden and other states; False gives the traces alone.
+
+        Raises:
+            RuntimeError: the learner is not compiled.
+        """
+        return read_arrays(self._saved(model))
+
+    def load_state_dict(self, arrays: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave, with the model's states or without.
+
+        Raises:
+            RuntimeError: the learner is not compiled.
+            ValueError: an array is missing, unknown, or of another shape or dtype, as after compiling for another batch
+                size; nothing is changed then.
+        """
+        model = not arrays or any(name.startswith("model.") for name in arrays)
+        write_arrays(self._saved(model), arrays)
+
+    def _saved(self, model: bool) -> dict[str, brainstate.State[Any]]:
+        program, traces = self._compiled()
+        assert self.start is not None
+        if not model:
+            return {"traces": traces}
+        states = {tuple(path): state for path, state in self.model.states().items()}
+        states |= by_path(program.captured.others)
+        named = {".".join(["model", *map(str, path)]): state for path, state in states.items()}
+        return {"traces": traces, "start": self.start, **named}
 
     def init_state(self, *args: Any, **kwargs: Any) -> None:
         """Zero the traces, so that ``brainstate.nn.init_all_states`` of a learner starts a new sequence."""
