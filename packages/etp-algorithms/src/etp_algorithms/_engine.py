@@ -33,6 +33,7 @@ from etp_algorithms._step import (
     evaluate_at_exit,
     evaluate_step,
     group_signals,
+    point_at,
     results_of,
 )
 
@@ -144,11 +145,11 @@ class TraceAlgorithm(Protocol):
         """What the traces need of a step; a pytree of arrays if several steps can be taken at once."""
         ...
 
-    def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
+    def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any, /) -> Any:
         """The traces after one more step."""
         ...
 
-    def solve(self, graph: TraceGraph, traces: Any, signals: Signals, tracked: Any) -> Any:
+    def solve(self, graph: TraceGraph, traces: Any, signals: Signals, tracked: Any, /) -> Any:
         """The cotangents of what is tracked that ``signals`` at the groups' states entail; some may be left out."""
         ...
 
@@ -157,11 +158,11 @@ class TraceAlgorithm(Protocol):
 class FoldingAlgorithm(TraceAlgorithm, Protocol):
     """An algorithm that takes several steps at once; it tracks the operands of the marked operators."""
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands) -> Any:
+    def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands, /) -> Any:
         """The traces after the steps of ``values``, time leading; equal to rolling one by one."""
         ...
 
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands) -> tuple[Operands, Any]:
+    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands, /) -> tuple[Operands, Any]:
         """The sum of the gradients of all ``steps``, each a window of its own, and the traces after them.
 
         With None for ``traces`` they are zero at the start and not asked for at the end; None is returned.
@@ -289,7 +290,7 @@ def attach_traces(
 def _step_from_entry(graph: TraceGraph, algorithm: TraceAlgorithm, inputs: Any, substitutes: Substitutes | None) -> Any:
     """One step in ordinary reverse mode, and what the traces read of it."""
     env = evaluate_step(graph, *inputs, substitutes=substitutes)
-    return results_of(graph, env), algorithm.read(StepPoint(graph, *_detach(inputs), env))
+    return results_of(graph, env), algorithm.read(point_at(graph, inputs, env))
 
 
 def _step_to_exit(
@@ -302,21 +303,23 @@ def _step_to_exit(
     substitutes: Substitutes | None,
 ) -> tuple[StepResult, Any]:
     """One step whose traced weights are credited at its new states; nothing flows in from later steps."""
-    parameters, *states = inputs
-    states = _detach(states)
-    values = algorithm.read(StepPoint(graph, *_detach(inputs), evaluate_step(graph, *_detach(inputs))))
+    parameters, hidden, others, arguments = inputs
+    hidden, others, arguments = _detach((hidden, others, arguments))
+    values = algorithm.read(point_at(graph, inputs, evaluate_step(graph, *_detach(inputs))))
     rolled = algorithm.roll(graph, traces, values, _detach(tracked))
-    zeros = [jnp.zeros_like(a) for a, leaf in zip(states[0], graph.step.hidden, strict=True) if leaf.differentiable]
-    attached = attach_traces(graph, algorithm, _spread(graph, states[0], zeros), tracked, rolled, modulator)
+    zeros = [jnp.zeros_like(a) for a, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable]
+    attached = attach_traces(graph, algorithm, _spread(graph, hidden, zeros), tracked, rolled, modulator)
     shifts = [a for a, leaf in zip(attached, graph.step.hidden, strict=True) if leaf.differentiable]
     everywhere = algorithm.signal.modulated
-    seen = states[0]
+    seen = hidden
     if graph.exit_plan.reads_entry and not everywhere:
         seen = attach_traces(graph, algorithm, seen, tracked, traces)
     result = evaluate_at_exit(
         graph,
         parameters,
-        *states,
+        hidden,
+        others,
+        arguments,
         shifts,
         seen=seen,
         everywhere=everywhere,

@@ -62,7 +62,7 @@ class RandomFeedback:
     def substitutes(self, graph: TraceGraph) -> dict[Equation, Callable[..., Any]]:
         """For every read-out the function that has its values and the random derivative."""
         with jax.ensure_compile_time_eval():
-            key = jax.random.wrap_key_data(np.asarray(self.key, np.uint32))
+            key = jax.random.wrap_key_data(jnp.asarray(self.key, jnp.uint32))
             keys = jax.random.split(key, max(len(find_readouts(graph)), 1))
             return {e: self._substitute(e, key) for e, key in zip(find_readouts(graph), keys, strict=False)}
 

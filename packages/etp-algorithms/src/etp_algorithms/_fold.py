@@ -18,7 +18,6 @@ from etp_algorithms._engine import FoldedSteps, TraceAlgorithm
 from etp_algorithms._step import (
     Arrays,
     Signals,
-    StepPoint,
     StepResult,
     Substitutes,
     evaluate_at_exit,
@@ -26,6 +25,7 @@ from etp_algorithms._step import (
     evaluate_step,
     group_signals,
     operand_cuts,
+    point_at,
     results_of,
 )
 
@@ -167,8 +167,7 @@ def record_step(
             drives=offsets.drives,
             substitutes=substitutes,
         )
-    detached = jax.tree.map(jax.lax.stop_gradient, list(inputs))
-    return result, jax.tree.map(jax.lax.stop_gradient, algorithm.read(StepPoint(graph, *detached, env)))
+    return result, jax.tree.map(jax.lax.stop_gradient, algorithm.read(point_at(graph, inputs, env)))
 
 
 def _moved(graph: TraceGraph, hidden: Arrays, offsets: Arrays) -> Arrays:

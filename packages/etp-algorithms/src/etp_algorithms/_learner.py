@@ -125,10 +125,12 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         with self.unchanged_on_failure():
             model = self.model if self.lanes is None else self._map_lanes(self.lanes, example)
             captured = capture_module(model, *example)
-            graph = compile_step(captured.step, strict=self.strict, control_flow=self.control_flow)
+            strict = self.strict and self.algorithm.marked_only
+            graph = compile_step(captured.step, strict=strict, control_flow=self.control_flow)
             self.algorithm.check(graph)
             traces = self.algorithm.init(graph)
-        warn_about((*captured.diagnostics, *graph.diagnostics), stacklevel=2)
+        noticed = graph.diagnostics if self.algorithm.marked_only else ()
+        warn_about((*captured.diagnostics, *noticed), stacklevel=2)
         self._program, self._resetting = _ready(model, captured, graph, self.algorithm), {}
         start = [jnp.array(leaf) for slot in reset_slots(captured) for leaf in slot.read()]
         if self.traces is None or self.start is None:
@@ -155,6 +157,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def is_compiled(self) -> bool:
         """Whether :meth:`compile_graph` has run."""
         return self._program is not None
+
+    @property
+    def compiled_step(self) -> CompiledStep:
+        """The step as it was compiled: its program, its states and its graph."""
+        return self._compiled()[0]
 
     @property
     def graph(self) -> TraceGraph:

@@ -26,6 +26,7 @@ __all__ = [
     "evaluate_step",
     "group_signals",
     "operand_cuts",
+    "point_at",
     "read_positions",
     "results_of",
     "states_to_arrays",
@@ -229,6 +230,14 @@ class StepPoint:
     def states(self) -> Signals:
         """The hidden states at entry, by group and state."""
         return group_signals(self.graph, [jax.lax.stop_gradient(a) for a in self.hidden])
+
+
+def point_at(
+    graph: TraceGraph, inputs: tuple[Arrays, Arrays, Arrays, Arrays], env: Mapping[Variable, Any]
+) -> StepPoint:
+    """The point of a step with these parameters, hidden arrays, other arrays and arguments, detached from it."""
+    parameters, hidden, others, arguments = jax.tree.map(jax.lax.stop_gradient, inputs)
+    return StepPoint(graph, parameters, hidden, others, arguments, env)
 
 
 def read_positions(point: StepPoint) -> StepValues:

@@ -172,9 +172,9 @@ def compile_step_function(
             raise TypeError(f"{option} has no effect on a step function; call apply or apply_window as you need.")
     captured = capture_function(step, params, hidden, x)
     rule = find_algorithm(algorithm)(brainstate.nn.Module(), **options).algorithm
-    graph = compile_step(captured.step, strict=strict, control_flow=control_flow)
+    graph = compile_step(captured.step, strict=strict and rule.marked_only, control_flow=control_flow)
     rule.check(graph)
-    warn_about(graph.diagnostics, stacklevel=1)
-    if not graph.hidden_param_op_relations:
+    warn_about(graph.diagnostics if rule.marked_only else (), stacklevel=1)
+    if rule.marked_only and not graph.hidden_param_op_relations:
         raise CompilationError(nothing_to_learn(graph))
     return FunctionalLearner(graph, rule, captured, jax.tree.map(jax.numpy.asarray, hidden))

@@ -18,7 +18,7 @@ from etp_algorithms._step import Signals, StepPoint
 __all__ = ["ColouredJacobian", "coloured_jacobian", "coupled_jacobians"]
 
 ColouredJacobian = tuple[tuple[jax.Array, ...], ...]
-"""``[a][b]`` of shape ``(colours, positions)``: by old position ``q`` the row, of those of a colour, that reads ``q``."""
+"""``[a][b]``, shape ``(colours, positions)``: at an old position, of each colour the one row that reads it."""
 
 
 def coloured_jacobian(point: StepPoint, group: int) -> ColouredJacobian:

@@ -20,7 +20,6 @@ __all__ = [
     "other_memories",
     "parameters_by_name",
     "state_count",
-    "unflatten_states",
 ]
 
 
@@ -32,18 +31,6 @@ def state_count(graph: TraceGraph) -> int:
 def flatten_states(states: Signals) -> jax.Array:
     """One vector: group after group, state after state, position after position."""
     return jnp.concatenate([value.reshape(-1) for group in states for value in group])
-
-
-def unflatten_states(graph: TraceGraph, vector: jax.Array, like: Signals) -> Signals:
-    """The states that ``vector`` stands for, in the dtypes of ``like``."""
-    parts, start = [], 0
-    for values in like:
-        row = []
-        for value in values:
-            row.append(vector[start : start + value.size].reshape(value.shape).astype(value.dtype))
-            start += value.size
-        parts.append(tuple(row))
-    return tuple(parts)
 
 
 def influencing(graph: TraceGraph) -> dict[str, int]:
@@ -78,7 +65,7 @@ def check_reversible(graph: TraceGraph, algorithm: str) -> None:
     for equation in dependents(graph.step.equations, [*hidden, *(leaf.input for leaf in graph.step.parameters)]):
         if is_irreversible(equation):
             raise CompilationError(
-                f"{algorithm} differentiates the whole step, and {equation.primitive.name} ({equation.source}) runs for "
-                f"a number of iterations that is not fixed. Use a loop of fixed length (jax.lax.scan, or "
+                f"{algorithm} differentiates the whole step, and {equation.primitive.name} ({equation.source}) runs "
+                f"for a number of iterations that is not fixed. Use a loop of fixed length (jax.lax.scan, or "
                 f"jax.lax.fori_loop with static bounds)."
             )

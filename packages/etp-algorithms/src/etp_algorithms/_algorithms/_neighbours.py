@@ -14,7 +14,7 @@ import numpy as np
 from etp_algorithms._compiler._adjacency import closure
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._groups import bears_weight
-from etp_algorithms._compiler._positions import NONE
+from etp_algorithms._compiler._positions import MIXED, NONE, PositionAnalysis
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._step import operand_cuts
@@ -161,4 +161,12 @@ def is_saturated(graph: TraceGraph, verdict: ParameterTrust, steps: int) -> bool
         if any(v in past for k, v in enumerate(equation.inputs) if k not in cuts.get(equation, frozenset())):
             past.update(equation.outputs)
     behind = any(bears_weight(e) for relation in relations for e in dependents(step.equations, [relation.y]))
-    return ends.isdisjoint(past) and not behind
+    return ends.isdisjoint(past) and not behind and not any(_mixes(graph, relation) for relation in relations)
+
+
+def _mixes(graph: TraceGraph, relation: HiddenParamOpRelation) -> bool:
+    """Whether a new hidden value depends on several elements of ``y``, which only some traces can follow."""
+    y = relation.y
+    labels = PositionAnalysis(graph.step.equations).forward({y: np.arange(math.prod(y.aval.shape), dtype=np.int64)})
+    ends = [leaf.output for leaf in graph.hidden_groups[0].leaves]
+    return any(v in labels and bool(np.any(labels[v] == MIXED)) for v in ends)

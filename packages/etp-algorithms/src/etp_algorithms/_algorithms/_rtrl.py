@@ -59,8 +59,8 @@ class InfluenceMatrix:
         if needed > self.limit:
             raise CompilationError(
                 f"{self.name} would keep the influence of every parameter on {count} hidden values: {needed:,} bytes, "
-                f"more than the limit of {self.limit:,}. Raise influence_limit, make the model or the batch smaller, or "
-                f"use D_RTRL or SnAp."
+                f"more than the limit of {self.limit:,}. Raise influence_limit, make the model or the batch smaller, "
+                f"or use D_RTRL or SnAp."
             )
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:

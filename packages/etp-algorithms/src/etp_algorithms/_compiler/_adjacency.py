@@ -50,13 +50,17 @@ class GroupAdjacency:
 
 def closure(pattern: Any, steps: int) -> Any:
     """The pattern of ``steps`` steps together, each position reaching itself."""
-    reached = sp.identity(pattern.shape[0], dtype=bool, format="csr")
+    reached = _identity(pattern.shape[0])
     for _ in range(steps):
         further = (reached + reached @ pattern).astype(bool).tocsr()
         if further.nnz == reached.nnz:
             break
         reached = further
     return reached
+
+
+def _identity(size: int) -> Any:
+    return sp.csr_matrix(sp.eye(size).astype(bool))
 
 
 def find_adjacencies(step: StepProgram, groups: Sequence[HiddenGroup]) -> tuple[GroupAdjacency, ...]:
@@ -98,7 +102,7 @@ def _adjacency(
         pattern = _through(equation, [dependence(atom) for atom in equation.inputs])
         if pattern.nnz:
             made[equation] = pattern
-    total = sp.identity(count, dtype=bool, format="csr")
+    total = _identity(count)
     for leaf in group.leaves:
         rows = own_positions(leaf)
         collect = sp.csr_matrix((np.ones(rows.size, bool), (rows, np.arange(rows.size))), shape=(count, rows.size))
@@ -142,4 +146,4 @@ def _of_data(primitive: ETPPrimitive, equation: Equation, y_shape: tuple[int, ..
         pattern = np.ones((math.prod(y_one), math.prod(x_one)), bool)
     else:
         pattern = np.asarray(rule(x_one, y_one, **equation.params))
-    return sp.kron(sp.identity(samples, dtype=bool), sp.csr_matrix(pattern), format="csr")
+    return sp.kron(_identity(samples), sp.csr_matrix(pattern), format="csr")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import jax
 import jax.numpy as jnp
 
 from etp_algorithms._compiler._adjacency import GroupAdjacency, find_adjacencies
@@ -65,7 +66,8 @@ class TraceGraph:
     @cached_property
     def adjacencies(self) -> tuple[GroupAdjacency, ...]:
         """Which positions of every group depend on which in one step, every way counted."""
-        return find_adjacencies(self.step, self.hidden_groups)
+        with jax.ensure_compile_time_eval():  # asked for while a step is being traced
+            return find_adjacencies(self.step, self.hidden_groups)
 
     @cached_property
     def _order(self) -> Mapping[Variable, int]:
