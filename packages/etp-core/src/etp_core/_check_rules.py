@@ -75,10 +75,10 @@ def _check_pp_input(subject: Subject) -> None:
 
 
 def _check_adjacency(subject: Subject) -> None:
-    if subject.primitive.rule("adjacency") is None or not jnp.issubdtype(subject.x.dtype, jnp.inexact):
+    data, batched = subject.x, subject.primitive.batched
+    if subject.primitive.rule("adjacency") is None or data is None or not jnp.issubdtype(data.dtype, jnp.inexact):
         return
-    batched = subject.primitive.batched
-    x, y = (subject.x[:1], subject.y[:1]) if batched else (subject.x, subject.y)
+    x, y = (data[:1], subject.y[:1]) if batched else (data, subject.y)
     shapes = [a.shape[1:] if batched else a.shape for a in (x, y)]
     got = np.asarray(subject.call("adjacency", *shapes))
     if got.shape != (y.size, x.size) or got.dtype != bool:

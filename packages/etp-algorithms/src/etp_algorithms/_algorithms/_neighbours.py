@@ -18,6 +18,7 @@ from etp_algorithms._compiler._positions import MIXED, NONE, PositionAnalysis
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._step import operand_cuts
+from etp_algorithms._trees import add_trees
 from etp_core.jaxpr import dependents
 
 __all__ = ["Neighbourhood", "find_neighbourhoods", "is_saturated"]
@@ -47,9 +48,8 @@ class Neighbourhood:
         """``Df``, laid out like the base link, at the lanes that are reached directly; zero at the others."""
         lanes, near = self.base.layout.positions, self.link.layout.positions
         df = df if self.base.layout.lanes > 1 else df[None]
-        whole = sum(
-            jnp.where(jnp.asarray(near == lane) & (lane != NONE), d, 0) for lane, d in zip(lanes, df, strict=True)
-        )
+        parts = [jnp.where(jnp.asarray(near == lane) & (lane != NONE), d, 0) for lane, d in zip(lanes, df, strict=True)]
+        whole = add_trees(*parts)
         return whole if self.link.layout.lanes > 1 else whole[0]
 
     def carry(self, coloured: jax.Array, trace: Trace, propagate: Callable[[jax.Array, Trace], Trace]) -> Trace:
