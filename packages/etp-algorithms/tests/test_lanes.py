@@ -16,6 +16,8 @@ from etp_ops import matmul
 from .helpers import compiled, gradient_of, largest_error, tree_sum
 from .models import DIAGONAL, EXACT, IN, Cell, N, array, inputs
 
+pytestmark = pytest.mark.thorough
+
 XS = inputs(batch=3)
 # lane 0 never starts anew, lane 1 before step 2, lane 2 before steps 3 and 5
 FLAGS = np.zeros((6, 3), bool)
@@ -76,7 +78,6 @@ def together(name, algorithm, chunk_size=None, kernels="auto"):
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["indrnn", "gru"])
-@pytest.mark.thorough
 def test_lanes_that_start_anew_give_the_gradient_of_their_episodes_apart(name, algorithm, kernels):
     found, learner = together(name, algorithm, kernels=kernels)
     expected, (h, traces) = apart(name, algorithm)

@@ -1,13 +1,13 @@
 """From a model to a ready learner in one call."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import brainstate
 
-from etp_algorithms._algorithms._d_rtrl import D_RTRL
-from etp_algorithms._algorithms._pp_prop import pp_prop
+from etp_algorithms._algorithms._config import ETraceConfig
+from etp_algorithms._algorithms._table import ALGORITHMS
 from etp_algorithms._compiler._capture import capture_module
 from etp_algorithms._compiler._diagnostics import CompilationError, warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
@@ -15,21 +15,17 @@ from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
 from etp_algorithms._report import relation_table
 
-__all__ = ["ALGORITHMS", "compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
+__all__ = ["compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
 
-ALGORITHMS: Mapping[str, Callable[..., Learner]] = {
-    "d_rtrl": D_RTRL,
-    "pp_prop": pp_prop,
-    "es_d_rtrl": pp_prop,
-}
-"""The algorithms by name."""
+_ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop", "e_prop": "eprop"}
 
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: type[Learner] | Callable[..., Learner] | str,
+    algorithm: type[Learner] | Callable[..., Learner] | ETraceConfig | str,
     *example_inputs: Any,
     batch_size: int | None = None,
+    vmap: bool = False,
     seed: int | None = None,
     verbose: int = 0,
     control_flow: ControlFlowPolicy | None = None,
@@ -39,9 +35,12 @@ def compile(
 
     Args:
         model: a module whose ``update`` is one step.
-        algorithm: a learner class, or the name of one in any case (``"d_rtrl"``, ``"pp_prop"``).
+        algorithm: a learner class, the name of one in any case (``"d_rtrl"``, ``"pp_prop"``, ...; see
+            :data:`ALGORITHMS`), or an :class:`ETraceConfig`.
         *example_inputs: inputs of one step, with the batch axis if there is one.
         batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
+        vmap: the model is written for one sample; its step is mapped over ``batch_size`` of them. Parameters are
+            shared, hidden and other short-term states become one per sample, random keys are split.
         seed: seed of the random numbers that the initialisation draws.
         verbose: 1 prints the trust report with its diagnostics, 2 also a line for every use of a marked operator,
             0 nothing.
@@ -53,23 +52,26 @@ def compile(
 
     Raises:
         ValueError: no inputs, an unknown name, or an unknown ``verbose``.
-        TypeError: ``algorithm`` is neither a name nor a learner class, or an option is unknown.
+        TypeError: ``algorithm`` is neither a name, a learner class nor a configuration, or an option is unknown.
         CompilationError: the model has no marked weight that can be traced, or cannot be compiled.
     """
     if not example_inputs:
         raise ValueError("compile needs example inputs of one step: compile(model, algorithm, x0, ...).")
     if verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}.")
+    if vmap and batch_size is None:
+        raise ValueError("vmap=True needs batch_size, the number of samples that the step is mapped over.")
     make = find_algorithm(algorithm)
     learner = make(model, **options)
     if not isinstance(learner, Learner):
         raise TypeError(f"algorithm must make a Learner, got {type(learner).__name__}.")
     with contextlib.nullcontext() if seed is None else brainstate.random.seed_context(seed):
-        _initialise(model, batch_size)
+        _initialise(model, None if vmap else batch_size)
+    learner.lanes = batch_size if vmap else None
     if control_flow is not None:
         learner.control_flow = control_flow
     learner.compile_graph(*example_inputs)
-    if not learner.graph.hidden_param_op_relations:
+    if learner.algorithm.marked_only and not learner.graph.hidden_param_op_relations:
         raise CompilationError(nothing_to_learn(learner.graph))
     if verbose:
         print(learner.report)
@@ -99,14 +101,23 @@ def compile_etrace_graph(
 
 
 def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
-    """The learner class that a name, in any case, or the class itself stands for."""
+    """What makes the learner that a name in any case, a configuration, or the class itself stands for."""
     if isinstance(algorithm, str):
         name = algorithm.lower().replace("-", "_")
+        name = _ALIASES.get(name, name)
         if name not in ALGORITHMS:
             raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(sorted(ALGORITHMS))}.")
-        return ALGORITHMS[name]
+        return ALGORITHMS[name].learner
+    if isinstance(algorithm, ETraceConfig):
+
+        def configured(model: brainstate.nn.Module, **options: Any) -> Learner:
+            return Learner(model, algorithm.algorithm(use_kernels=options.get("kernels") != "reference"), **options)
+
+        return configured
     if not callable(algorithm) or isinstance(algorithm, Learner):
-        raise TypeError(f"algorithm must be a learner class or the name of one, got {type(algorithm).__name__}.")
+        raise TypeError(
+            f"algorithm must be a learner class, the name of one, or an ETraceConfig; got {type(algorithm).__name__}."
+        )
     make: Callable[..., Any] = algorithm
     return make
 
