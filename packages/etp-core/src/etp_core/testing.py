@@ -25,8 +25,8 @@ def check_primitive(primitive: ETPPrimitive, /, *operands: Any, **static: Any) -
         dt_to_t(g, instant(x, f)) = instant(x, g·f),    solve(g, instant(x, f)) = xy_to_dw(x, g·f)
 
     (without these optional rules, ``instant`` is ``xy_to_dw`` per sample and ``solve`` is ``dt_to_t`` summed over
-    the batch), ``window`` as the sum of ``instant``, ``pp_input``, ``adjacency``, shapes and dtypes of both initialisers for one and
-    two hidden states, and the closed-form kernels where they say that they apply.
+    the batch), ``window`` as the sum of ``instant``, ``pp_input``, ``adjacency``, shapes and dtypes of both
+    initialisers for one and two hidden states, and the closed-form kernels where they say that they apply.
 
     Args:
         primitive: the primitive under test.
