@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from etp_algorithms._calls import (
     CompiledStep,
@@ -32,6 +33,7 @@ from etp_algorithms._modulator import read_modulator, zero_modulator
 from etp_algorithms._report import TrustReport, bytes_of, make_report
 from etp_algorithms._saving import read_arrays, write_arrays
 from etp_algorithms._sequence import SequenceDrivers, zeros_like
+from etp_algorithms._sharding import MeshPlan, Placed, make_plan, place, placed_states, run_on_mesh
 from etp_algorithms._step import evaluate_operands
 from etp_algorithms._trees import add_trees
 from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
@@ -106,6 +108,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self._resetting: dict[tuple[int, ...], CompiledStep] = {}
         self._flags: tuple[jax.Array, bool] | None = None
         self._holding = False
+        self._plan: MeshPlan | None = None
+        self._local: tuple[CompiledStep, dict[tuple[int, ...], CompiledStep]] | None = None
         self._tape: Tape | None = None
 
     def compile_graph(self, *args: Any) -> None:
@@ -132,6 +136,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         noticed = graph.diagnostics if self.algorithm.marked_only else ()
         warn_about((*captured.diagnostics, *noticed), stacklevel=2)
         self._program, self._resetting = _ready(model, captured, graph, self.algorithm), {}
+        self._local = self._plan = None
         start = [jnp.array(leaf) for slot in reset_slots(captured) for leaf in slot.read()]
         if self.traces is None or self.start is None:
             self.traces, self.start = EligibilityTrace(traces), StartValues(start)
@@ -248,6 +253,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         write_slots(program.captured.others, result.others)
         if not self._holding:
             traces.value = result.traces
+        if self._plan is not None and program is self._program:
+            assert self.start is not None
+            place(self._plan, placed_states(program, traces, self.start))
         return jax.tree.unflatten(program.captured.output_tree, result.outputs)
 
     def _read_flags(self, resets: Any, length: int | None) -> jax.Array | None:
@@ -385,6 +393,84 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             return _in_folds(one_fold, zeros_like(states), timed, length, size)
         finally:
             self._tape = None
+
+    def place_on(self, mesh: Mesh, *, data: str = "data", model: str | None = None) -> None:
+        """Spread the learner over a mesh of devices: the lanes of the batch, and the width of layers if asked.
+
+        Hidden states, other short-term states and traces are split by lane over the axis ``data``; parameters are on
+        every device. With ``model`` the last axis of each array is split over that axis where it divides. A single
+        call then runs as XLA partitions it. A known sequence (:meth:`etrace_grad`, :meth:`etrace_evolve`) runs for the
+        lanes of each device on their own, and the gradients are summed over devices once. Its losses must therefore
+        be by lane: give a mask of shape ``(T, B)``.
+
+        Args:
+            mesh: with axes of the type ``Auto``.
+            data: the axis for lanes.
+            model: the axis for wide layers; None for none.
+
+        Raises:
+            RuntimeError: the learner is not compiled.
+            ValueError: an unknown axis, a batch that the devices do not divide, or a state that the step writes and
+                all lanes share.
+        """
+        program, traces = self._compiled()
+        plan = make_plan(program, mesh, data, model)
+        assert self.start is not None
+        place(plan, placed_states(program, traces, self.start))
+        self._plan = plan
+
+    def run_placed(
+        self,
+        core: Callable[[Any, Any], tuple[list[Any], Any]],
+        timed: Any,
+        shared: Any,
+        *,
+        lead: int,
+        extra: Sequence[brainstate.State[Any]] = (),
+    ) -> tuple[list[Any], Any]:
+        """``core(timed, shared)``, on the mesh if the learner is on one; see :func:`run_on_mesh`."""
+        program, traces = self._compiled()
+        if self._plan is None:
+            return core(timed, shared)
+        assert self.start is not None
+        for gates in jax.tree.leaves(timed.gates):
+            if gates.ndim < 2:
+                raise ValueError(
+                    "on a mesh a loss over the whole batch cannot be told apart by device: let step_fn return one loss "
+                    "per lane, and give a mask of shape (T, B), for example ones."
+                )
+        placed = placed_states(program, traces, self.start)
+        known = {id(one.state) for one in placed}
+        placed += [Placed(s, (None,) * len(jax.tree.leaves(s.value))) for s in extra if id(s) not in known]
+
+        def local(timed: Any, shared: Any) -> tuple[list[Any], Any]:
+            with self._for_lanes():
+                return core(timed, shared)
+
+        return run_on_mesh(self._plan, placed, local, timed, shared, lead=lead)
+
+    @contextlib.contextmanager
+    def _for_lanes(self) -> Generator[None, None, None]:
+        """The step is that of the lanes which the states have inside."""
+        whole = self._program, self._resetting
+        assert self._program is not None
+        example = resized_inputs(self._program.captured)
+        if example is not None:
+            if self._local is None:
+                lanes = jax.tree.leaves(example)[0].shape[0]
+                model = self._program.model if self._one_sample is None else self._map_again(lanes)
+                captured = capture_module(model, *example)
+                graph = compile_step(captured.step, control_flow=self.control_flow)
+                self._local = _ready(model, captured, graph, self.algorithm), {}
+            self._program, self._resetting = self._local
+        try:
+            yield
+        finally:
+            self._program, self._resetting = whole
+
+    def _map_again(self, lanes: int) -> brainstate.nn.Module:
+        assert self._one_sample is not None
+        return vmapped(self.model, self._one_sample, lanes)
 
     @contextlib.contextmanager
     def giving(self, flags: jax.Array | None, *, windowed: bool) -> Generator[None, None, None]:

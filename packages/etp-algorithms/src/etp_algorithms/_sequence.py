@@ -25,6 +25,7 @@ class SequenceDrivers:
     prepared_step: Callable[..., Any]
     folds: Callable[..., bool]
     fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
+    run_placed: Callable[..., tuple[list[Any], Any]]
     giving: Callable[..., Any]
     holding_traces: Callable[[], Any]
     unchanged_on_failure: Callable[[], Any]
@@ -94,19 +95,20 @@ class SequenceDrivers:
             raise TypeError(f"weights must be a dictionary of states, got {type(weights).__name__}.")
         flags = _check_resets(resets, length)
         report = read_progress(progress)
-        program = self.prepared_step(flags)
+        self.prepared_step(flags)
         states = dict(self.param_states if weights is None else weights)
 
-        def loss_of(now: _Now) -> tuple[Any, Any]:
-            with self.giving(now.flags, windowed=chunk is not None):
-                out = step_fn(*now.slices)
-            losses, aux = out if has_aux else (out, None)
-            losses = check_losses(losses, now.gates, chunk is not None)
-            report_step(report, now.done, length)
-            return weighted_sum(losses, now.gates, scales), (losses, aux)
+        def core(timed: _Now, scales: Any) -> tuple[list[Any], list[Any]]:
+            program = self.prepared_step(timed.flags)
 
-        timed = _Now(gates, flags, jnp.arange(1, length + 1) if report else None, sequences)
-        with self.unchanged_on_failure():
+            def loss_of(now: _Now) -> tuple[Any, Any]:
+                with self.giving(now.flags, windowed=chunk is not None):
+                    out = step_fn(*now.slices)
+                losses, aux = out if has_aux else (out, None)
+                losses = check_losses(losses, now.gates, chunk is not None)
+                report_step(report, now.done, length)
+                return weighted_sum(losses, now.gates, scales), (losses, aux)
+
             if complete_sequence:
                 self.reset_state()
             head, tail = _cut(timed, 0, warm_up), _cut(timed, warm_up, length)
@@ -120,8 +122,13 @@ class SequenceDrivers:
                 parts += found
             if complete_sequence:
                 self.reset_state()
-        gradients = dict(zip(states, total, strict=True))
+            return total, parts
+
+        timed = _Now(gates, flags, jnp.arange(1, length + 1) if report else None, sequences)
         lead = 1 if chunk is None else 2
+        with self.unchanged_on_failure():
+            total, parts = self.run_placed(core, timed, scales, lead=lead, extra=list(states.values()))
+        gradients = dict(zip(states, total, strict=True))
         aux = _stack([aux for _, aux in parts])
         losses = _stack([jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), losses) for losses, _ in parts])
         shown = reduce_losses(losses, gates, scales, loss_output)
@@ -168,7 +175,10 @@ class SequenceDrivers:
 
         timed = _Now(None, flags, jnp.arange(1, length + 1) if report else None, sequences)
         with self.unchanged_on_failure():
-            return _stack(_run_windows(body, timed, chunk))
+            _, parts = self.run_placed(
+                lambda timed, _: ([], _run_windows(body, timed, chunk)), timed, None, lead=1 if chunk is None else 2
+            )
+        return _stack(parts)
 
     def evaluate(
         self,
