@@ -14,8 +14,17 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._algorithms._factors import gathered, gathered_sequence, known_apart, spread
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
-from etp_algorithms._algorithms._rule_calls import contract, instant, propagate, pull_sequence, trace_shapes, window
+from etp_algorithms._algorithms._rule_calls import (
+    contract,
+    instant,
+    propagate,
+    pull_sequence,
+    pull_step,
+    trace_shapes,
+    window,
+)
 from etp_algorithms._algorithms._sweep import Row, Sweep, carried_inputs, recurs, sweep
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
@@ -82,6 +91,8 @@ class ParamDimTraces:
         for relation in graph.hidden_param_op_relations:
             for link in relation.links:
                 shapes = trace_shapes(relation, link, self.name)
+                if self._forgets(graph, relation, link):
+                    shapes = {"x": relation.x.aval, "df": relation.y.aval}
                 zero = {key: jnp.zeros(s.shape, self.trace_dtype or s.dtype) for key, s in shapes.items()}
                 present = self.recursion.present(link)
                 traces[link_key(relation, link)] = tuple(dict(zero) if p else None for p in present)
@@ -101,18 +112,19 @@ class ParamDimTraces:
 
     def read(self, point: StepPoint) -> StepValues:
         """The data of every operator and the Jacobians that the recursion makes of the step's."""
-        return StepValues(point.xs, self.recursion.jacobians(point))
+        return StepValues(point.xs, known_apart(point, self.recursion.jacobians(point)))
 
     def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of the recurrence for every relation and group."""
         return {
-            link_key(relation, link): self._step(relation, link, traces, jacobian, values.xs[r], operands[r])
+            link_key(relation, link): self._step(graph, relation, link, traces, jacobian, values.xs[r], operands[r])
             for r, relation, link, jacobian in _links(graph, values)
         }
 
     def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a``, the products ``P`` of a backward sweep, ``M = P_0``."""
-        return self._roll_sweeps(graph, traces, values, operands, [_sweep(j) for j in values.jacobians])
+        sweeps = [_sweep(graph, g, j, values) for g, j in enumerate(values.jacobians)]
+        return self._roll_sweeps(graph, traces, values, operands, sweeps)
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
         """``Σ ⟨s_a, ε_a⟩`` over groups and states."""
@@ -124,31 +136,51 @@ class ParamDimTraces:
             parts = [
                 part
                 for link in relation.links
-                for part in self._contractions(relation, link, signals, traces[link_key(relation, link)], weights)
+                for part in self._contractions(graph, relation, link, signals, traces, weights)
             ]
             solved.append(add_trees(*parts) if parts else jax.tree.map(jnp.zeros_like, weights))
         return tuple(solved)
 
     def _contractions(
-        self, relation: HiddenParamOpRelation, link: GroupLink, signals: Any, traces: Any, weights: Trace
+        self,
+        graph: TraceGraph,
+        relation: HiddenParamOpRelation,
+        link: GroupLink,
+        signals: Any,
+        traces: Any,
+        weights: Trace,
     ) -> Iterator[Trace]:
         """The terms of one relation's gradient in one group."""
+        kept = traces[link_key(relation, link)]
         laid_out = tuple(
             None if trace is None or signal is None else link.layout.gather(signal)
-            for signal, trace in zip(signals[link.group], traces, strict=True)
+            for signal, trace in zip(signals[link.group], kept, strict=True)
         )
         kernel = self._kernel(relation, link)
-        if kernel is not None:
-            yield kernel.solve(laid_out, traces, fold_batch=relation.primitive.batched)
-            return
-        for signal, trace in zip(laid_out, traces, strict=True):
-            if signal is not None and trace is not None:
-                yield contract(relation, link, signal, trace, weights)
+        if self._forgets(graph, relation, link):
+            for signal, trace in zip(laid_out, kept, strict=True):
+                if signal is not None and trace is not None:
+                    x, df = (trace[key].astype(signal.dtype) for key in ("x", "df"))
+                    yield pull_step(relation, x, signal * df, weights)
+        elif kernel is not None:
+            yield kernel.solve(laid_out, kept, fold_batch=relation.primitive.batched)
+        else:
+            for signal, trace in zip(laid_out, kept, strict=True):
+                if signal is not None and trace is not None:
+                    yield contract(relation, link, signal, trace, weights)
 
     def _kernel(self, relation: HiddenParamOpRelation, link: GroupLink) -> FastPathRules | None:
         """The closed-form kernel of a relation, if there is one and it applies."""
         kernel = get_fast_path_rules(relation.primitive) if self.use_kernels and link.layout.lanes == 1 else None
         return kernel if kernel is not None and kernel.applicable(relation.static) else None
+
+    def _forgets(self, graph: TraceGraph, relation: HiddenParamOpRelation, link: GroupLink) -> bool:
+        """Whether the trace is always the last step's ``Df ⊗ x``, so that its two factors are kept in its place."""
+        if relation.x is None or self._kernel(relation, link) is None:
+            return False
+        recursion, coupling = self.recursion, graph.hidden_groups[link.group].coupling
+        moves = recursion.coupled or any(map(any, coupling)) if recursion.kind == "jacobian" else bool(recursion.leak)
+        return not (moves or recursion.kappa)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """``∇w = xy_to_dw(x, ȳ + Dfᵀ λ) + ⟨λ_0, ε_0⟩``: one product over all steps, and one over the entry trace.
@@ -157,7 +189,10 @@ class ParamDimTraces:
         """
         values, at_exit = steps.values, self.signal.place == "exit"
         signals = self.recursion.signals(steps.signals)
-        sweeps = [_sweep(j, s, at_exit) for j, s in zip(values.jacobians, signals, strict=True)]
+        sweeps = [
+            _sweep(graph, g, jacobian, values, signals[g], at_exit, products=traces is not None)
+            for g, jacobian in enumerate(values.jacobians)
+        ]
         gradients = []
         for o, operator in enumerate(graph.operators):
             cotangent = steps.drives[o]
@@ -178,6 +213,7 @@ class ParamDimTraces:
 
     def _step(
         self,
+        graph: TraceGraph,
         relation: HiddenParamOpRelation,
         link: GroupLink,
         traces: Any,
@@ -186,7 +222,14 @@ class ParamDimTraces:
         weights: Trace,
     ) -> tuple[Trace | None, ...]:
         """One step for all states of one relation in one group."""
-        df, kernel = jacobian.inputs[relation.index], self._kernel(relation, link)
+        known, kernel = jacobian.inputs[relation.index], self._kernel(relation, link)
+        df = tuple(None if d is None else spread(relation, link.layout, d) for d in known)
+        if self._forgets(graph, relation, link):
+            kept = traces[link_key(relation, link)]
+            return tuple(
+                None if e is None else {"x": x.astype(e["x"].dtype), "df": d.astype(e["df"].dtype)}
+                for e, d in zip(kept, df, strict=True)
+            )
         if kernel is not None:
             terms = kernel.instant(x, df, relation.static.get("has_bias", False))
         else:
@@ -199,9 +242,11 @@ class ParamDimTraces:
         rolled = {}
         for r, relation, link, jacobian in _links(graph, values):
             swept, xs = sweeps[link.group], values.xs[r]
-            if swept is None:  # nothing recurs, so the last step alone is remembered
+            if (
+                swept is None or swept.suffixes is None or swept.whole is None
+            ):  # nothing recurs, so the last step alone is remembered
                 last, x = jax.tree.map(lambda a: a[-1], jacobian), None if xs is None else xs[-1]
-                rolled[link_key(relation, link)] = self._step(relation, link, traces, last, x, operands[r])
+                rolled[link_key(relation, link)] = self._step(graph, relation, link, traces, last, x, operands[r])
                 continue
             carried = [carried_inputs(link.layout, suffix, jacobian.inputs[r]) for suffix in swept.suffixes]
             terms = [None if c is None else window(relation, link, xs, c, operands[r]) for c in carried]
@@ -219,7 +264,10 @@ class ParamDimTraces:
         """``Σ_b factors_ab ε_b + terms_a`` for every state, stored in the dtype of the traces."""
         old, kernel = traces[link_key(relation, link)], self._kernel(relation, link)
         laid_out = tuple(
-            tuple(None if f is None or e is None else link.layout.gather(f) for f, e in zip(row, old, strict=True))
+            tuple(
+                None if f is None or e is None else gathered(relation, link.layout, f)
+                for f, e in zip(row, old, strict=True)
+            )
             for row in factors
         )
         if kernel is not None:
@@ -245,11 +293,23 @@ def _store(trace: Trace, kept: Trace) -> Trace:
     return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
 
 
-def _sweep(jacobian: GroupJacobian | None, signals: Any = None, at_exit: bool = False) -> Sweep | None:
+def _sweep(
+    graph: TraceGraph,
+    g: int,
+    jacobian: GroupJacobian | None,
+    values: StepValues,
+    signals: Any = None,
+    at_exit: bool = False,
+    *,
+    products: bool = True,
+) -> Sweep | None:
     """The backward sweep of one group; None where nothing recurs."""
-    return (
-        sweep(jacobian.transition, signals, at_exit) if jacobian is not None and recurs(jacobian.transition) else None
-    )
+    if jacobian is None or not recurs(jacobian.transition):
+        return None
+    group = graph.hidden_groups[g]
+    like = jax.ShapeDtypeStruct(group.varshape, group.leaves[0].input.aval.dtype)
+    length = jax.tree.leaves((values, signals))[0].shape[0]
+    return sweep(jacobian.transition, signals, like=like, length=length, at_exit=at_exit, products=products)
 
 
 def _credits(swept: Sweep | None, signals: Row, at_exit: bool) -> Row:
@@ -280,9 +340,9 @@ def _links(
             yield r, relation, link, jacobian
 
 
-def _meet(layout: Layout, df: jax.Array, credit: jax.Array) -> jax.Array:
+def _meet(layout: Layout, df: Any, credit: jax.Array) -> jax.Array:
     """``Dfᵀ λ`` at every step, laid out like ``y``."""
-    product = df * jax.vmap(layout.gather)(credit)
+    product = df * gathered_sequence(layout, credit)
     return product.sum(1) if layout.lanes > 1 else product
 
 

@@ -16,17 +16,19 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
+from etp_algorithms._algorithms._factors import gathered, known_apart, spread
+from etp_algorithms._algorithms._filters import decayed_sum, filter_back
 from etp_algorithms._algorithms._rule_calls import pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._compiler._relations import HiddenParamOpRelation, Layout, link_key
-from etp_algorithms._compiler._transitions import GroupJacobian
+from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
 from etp_algorithms._report import bytes_of
-from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands, read_positions
+from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
 from etp_algorithms._trees import add_trees
+from etp_core import get_fast_path_rules
 
 __all__ = ["ES_D_RTRL", "FactorisedTraces", "IODimVjpAlgorithm", "decays_of", "pp_prop"]
 
@@ -136,7 +138,7 @@ class FactorisedTraces:
 
     def read(self, point: StepPoint) -> StepValues:
         """The data of every operator and the Jacobians."""
-        return read_positions(point)
+        return StepValues(point.xs, known_apart(point, point.jacobians))
 
     def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of both filters."""
@@ -144,14 +146,10 @@ class FactorisedTraces:
         for r, relation in enumerate(graph.hidden_param_op_relations):
             key = _input_key(graph, relation)
             if key in traces["input"] and key not in inputs:
-                old = traces["input"][key]
-                x = self._view(relation, values.xs[r], operands[r])
-                inputs[key] = (self.decay_x * old.astype(x.dtype) + x).astype(old.dtype)
+                inputs[key] = self._roll_input(relation, traces["input"][key], values.xs[r], operands[r])
             for link in relation.links:
-                jacobian = values.jacobians[link.group]
-                assert jacobian is not None
                 name = link_key(relation, link)
-                outputs[name] = self._roll_output(traces["output"][name], jacobian, r, link.layout)
+                outputs[name] = self._roll_output(relation, link, traces["output"][name], values)
         masses = {key: self.decay_f * mass + (1.0 - self.decay_f) for key, mass in traces["mass"].items()}
         return {"input": inputs, "output": outputs, "mass": masses}
 
@@ -159,22 +157,28 @@ class FactorisedTraces:
         """The filters after a window, step by step: they are small."""
         return jax.lax.scan(lambda old, now: (self.roll(graph, old, now, operands), None), traces, values)[0]
 
+    def _roll_input(self, relation: HiddenParamOpRelation, old: jax.Array, x: Any, weights: Any) -> jax.Array:
+        seen = self._view(relation, x, weights)
+        return (self.decay_x * old.astype(seen.dtype) + seen).astype(old.dtype)
+
     def _roll_output(
-        self, old: tuple[jax.Array | None, ...], jacobian: GroupJacobian, r: int, layout: Layout
+        self, relation: HiddenParamOpRelation, link: GroupLink, old: tuple[jax.Array | None, ...], values: StepValues
     ) -> tuple[jax.Array | None, ...]:
+        jacobian = values.jacobians[link.group]
+        assert jacobian is not None
         rolled: list[jax.Array | None] = []
-        for kept, row, df in zip(old, jacobian.transition, jacobian.inputs[r], strict=True):
+        for kept, row, df in zip(old, jacobian.transition, jacobian.inputs[relation.index], strict=True):
             if kept is None:
                 rolled.append(None)
                 continue
             terms = [
-                self.decay_f * layout.gather(factor) * filtered
+                self.decay_f * gathered(relation, link.layout, factor) * filtered
                 for factor, filtered in zip(row, old, strict=True)
                 if factor is not None and filtered is not None
             ]
             if df is not None:
-                terms.append((1.0 - self.decay_f) * df)
-            rolled.append(add_trees(*terms).astype(kept.dtype))
+                terms.append((1.0 - self.decay_f) * spread(relation, link.layout, df))
+            rolled.append((add_trees(*terms) if terms else jnp.zeros_like(kept)).astype(kept.dtype))
         return tuple(rolled)
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
@@ -186,41 +190,81 @@ class FactorisedTraces:
         return tuple(solved)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
-        """The factors of every step side by side with what passes within the steps, and one product over both."""
+        """``γ``, the signals through both filters, with what passes within the steps, and one product with the data.
 
-        def forward(old: Any, now: Any) -> Any:
-            values, signals = now
-            new = self.roll(graph, old, values, operands)
-            at = new if self.signal.place == "exit" else old
-            return new, [self._factors(graph, relation, at, signals) for relation in graph.hidden_param_op_relations]
-
+        Relations whose operator is not known to be linear in its data have their input filters run step by step.
+        """
+        relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
         start = self.init(graph) if traces is None else traces
-        rolled, factors = jax.lax.scan(forward, start, (steps.values, steps.signals))
+        linear = [r for r, relation in enumerate(relations) if relation.x is not None and _has_kernel(relation)]
+        streamed = [r for r, relation in enumerate(relations) if relation.x is not None and r not in linear]
+        rolled, outputs, inputs = self._filter_steps(graph, start, steps, operands, streamed)
+        drives = list(steps.drives)
+        credits, first = filter_back(self.decay_x, [outputs[r] for r in linear], [drives[r] for r in linear], at_exit)
         gradients = []
         for o, operator in enumerate(graph.operators):
-            xs, drives = steps.values.xs[o], steps.drives[o]
-            if o < len(factors):
-                x, g = factors[o]
-                if xs is not None:
-                    xs = jnp.concatenate([self._view_sequence(operator, xs, operands[o]).astype(x.dtype), x])
-                drives = jnp.concatenate([drives, g])
-            gradients.append(pull_sequence(operator, xs, drives, operands[o]))
-        return tuple(gradients), None if traces is None else rolled
+            xs, drive = steps.values.xs[o], drives[o]
+            if o in streamed:
+                view = self._view_sequence(operator, xs, operands[o])
+                xs, drive = (
+                    jnp.concatenate([view.astype(inputs[o].dtype), inputs[o]]),
+                    jnp.concatenate([drive, outputs[o]]),
+                )
+            elif o < len(relations):
+                drive = drive + outputs[o]
+            pulled = pull_sequence(operator, xs, drive, operands[o])
+            if o in linear:  # a bias meets no data, so its signal passes no input filter
+                filtered = pull_sequence(operator, xs, credits[linear.index(o)], operands[o])
+                pulled = {key: pulled[key] if key == "bias" else found for key, found in filtered.items()}
+            gradients.append(pulled)
+        if traces is None:
+            return tuple(gradients), None
+        for r, signal in zip(linear, first, strict=True):
+            key = _input_key(graph, relations[r])
+            entered = pull_step(relations[r], start["input"][key].astype(signal.dtype), signal, operands[r])
+            gradients[r] = {k: g if k == "bias" else g + entered[k] for k, g in gradients[r].items()}
+            seen = self._view_sequence(relations[r], steps.values.xs[r], operands[r])
+            rolled["input"][key] = decayed_sum(self.decay_x, start["input"][key], seen).astype(
+                start["input"][key].dtype
+            )
+        return tuple(gradients), rolled
+
+    def _filter_steps(
+        self, graph: TraceGraph, start: Any, steps: FoldedSteps, operands: Operands, streamed: Sequence[int]
+    ) -> tuple[Any, list[jax.Array], dict[int, jax.Array]]:
+        """The output filters after the steps; ``g`` per relation; the input filters of those that are ``streamed``."""
+        relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
+        keys = {r: _input_key(graph, relations[r]) for r in streamed}
+        values = steps.values._replace(xs=tuple(x if r in keys else None for r, x in enumerate(steps.values.xs)))
+
+        def forward(old: Any, now: Any) -> Any:
+            new = self.roll(graph, old, now[0], operands)
+            at = new if at_exit else old
+            found = [self._signal(relation, at, now[1]).astype(relation.y.aval.dtype) for relation in relations]
+            return new, (found, {r: at["input"][key] for r, key in keys.items()})
+
+        begin = {**start, "input": {key: start["input"][key] for key in keys.values()}}
+        rolled, (found, seen) = jax.lax.scan(forward, begin, (values, steps.signals))
+        return rolled, found, {r: x.astype(jnp.result_type(x, found[r])) for r, x in seen.items()}
+
+    def _signal(self, relation: HiddenParamOpRelation, traces: Any, signals: Signals) -> jax.Array:
+        """``Σ_a s_a ε_f,a / c``, laid out like ``y``."""
+        parts = []
+        for link in relation.links:
+            filters, mass = traces["output"][link_key(relation, link)], traces["mass"][link_key(relation, link)]
+            weight = 1 / jnp.where(mass > 0, mass, 1.0)
+            for signal, filtered in zip(signals[link.group], filters, strict=True):
+                if filtered is not None:
+                    part = link.layout.gather(signal) * filtered * weight
+                    parts.append(part.sum(0) if link.layout.lanes > 1 else part)
+        return add_trees(*parts)
 
     def _factors(
         self, graph: TraceGraph, relation: HiddenParamOpRelation, traces: Any, signals: Signals
     ) -> tuple[jax.Array | None, jax.Array]:
         """``ε_x`` and ``Σ_a s_a ε_f,a / c``, the latter laid out like ``y``."""
         x = traces["input"].get(_input_key(graph, relation))
-        parts = []
-        for link in relation.links:
-            filters, mass = traces["output"][link_key(relation, link)], traces["mass"][link_key(relation, link)]
-            mass = jnp.where(mass > 0, mass, 1.0)
-            for signal, filtered in zip(signals[link.group], filters, strict=True):
-                if filtered is not None:
-                    part = link.layout.gather(signal) * filtered / mass
-                    parts.append(part.sum(0) if link.layout.lanes > 1 else part)
-        g = add_trees(*parts).astype(relation.y.aval.dtype)
+        g = self._signal(relation, traces, signals).astype(relation.y.aval.dtype)
         return x if x is None else x.astype(jnp.result_type(x, g)), g
 
     def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array, weights: Any) -> jax.Array:
@@ -296,3 +340,9 @@ def _input_key(graph: TraceGraph, relation: HiddenParamOpRelation) -> str:
         if other.x is relation.x and other.primitive.rule("pp_input") is relation.primitive.rule("pp_input"):
             return f"{other.index}:{other.primitive.name}"
     raise AssertionError("a relation is always among its graph's relations")
+
+
+def _has_kernel(relation: HiddenParamOpRelation) -> bool:
+    """Whether a closed form says that the operator is a sum over products of weights and data, plus a bias."""
+    kernel = get_fast_path_rules(relation.primitive)
+    return kernel is not None and kernel.applicable(relation.static)

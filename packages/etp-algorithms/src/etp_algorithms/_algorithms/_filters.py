@@ -1,0 +1,48 @@
+"""The filters of pp_prop over a known sequence.
+
+With decays ``α`` and ``α_f``, ``g_t = Σ_a s_t,a ε_f,a / c`` and the signal at the exit, the sum over steps is
+
+    Σ_t ε_x,t ⊗ g_t ,   ε_x,t = Σ_k≤t α^(t−k) x_k      =      Σ_k x_k ⊗ γ_k ,   γ_k = g_k + α γ_k+1 ,
+
+one product with the data as it is. A signal at the entry meets the filters of the step before,
+``γ_k = g_k+1 + α γ_k+1``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["decayed_sum", "filter_back"]
+
+
+def filter_back(
+    decay: float, outputs: Sequence[jax.Array], drives: Sequence[jax.Array], at_exit: bool
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """``γ_1 … γ_K``, each plus the drive of its step; and ``γ_0``, which meets the input filter before the window.
+
+    Args:
+        decay: ``α``.
+        outputs: ``g``, time leading, one per operator.
+        drives: what else meets the data of each step.
+        at_exit: where the signals in ``g`` are.
+    """
+
+    def back(later: tuple[jax.Array, ...], now: Any) -> Any:
+        g, drive = now
+        here = tuple(a + b for a, b in zip(g, later, strict=True)) if at_exit else later
+        found = tuple(d + h for d, h in zip(drive, here, strict=True))
+        earlier = here if at_exit else tuple(a + decay * b for a, b in zip(g, later, strict=True))
+        return (tuple(decay * h for h in earlier) if at_exit else earlier), found
+
+    start = tuple(jnp.zeros_like(g[0]) for g in outputs)
+    first, found = jax.lax.scan(back, start, (tuple(outputs), tuple(drives)), reverse=True)
+    return found, first
+
+
+def decayed_sum(decay: float, start: jax.Array, terms: jax.Array) -> jax.Array:
+    """``α^K start + Σ_t α^(K−t) terms_t``."""
+    length = terms.shape[0]
+    weights = jnp.asarray(decay, terms.dtype) ** jnp.arange(length - 1, -1, -1)
+    return jnp.asarray(decay, terms.dtype) ** length * start.astype(terms.dtype) + jnp.tensordot(weights, terms, 1)
