@@ -277,10 +277,6 @@ def in_custom_vjp(self, x):
     self.h.value = lax.fori_loop(0, 2, lambda i, h: 0.5 * h + f(x, self.W.value), self.h.value)
 
 
-def in_long_scan(self, x):
-    self.h.value = lax.fori_loop(0, 17, lambda i, h: jnp.tanh(0.5 * h + matmul(h, self.R.value)), self.h.value)
-
-
 def in_solve(self, x):
     self.h.value = 0.5 * self.h.value + lax.custom_linear_solve(
         lambda v: v + 0 * matmul(x, self.W.value), x[:, :1] * jnp.ones(N), lambda _, b: b, symmetric=True
@@ -292,7 +288,6 @@ REFUSED = {
     "while_loop_in_cond": (in_while_inside_branch, ["inside while", "loop", "fixed length"]),
     "custom_jvp": (in_custom_jvp, ["inside custom_jvp_call", "move the operator out"]),
     "custom_vjp_in_loop": (in_custom_vjp, ["inside custom_vjp_call", "move the operator out"]),
-    "long_scan": (in_long_scan, ["17 iterations", "up to 16", "scan_unroll_limit"]),
     "linear_solve": (in_solve, ["inside custom_linear_solve"]),
 }
 

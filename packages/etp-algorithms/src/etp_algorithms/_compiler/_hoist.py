@@ -6,6 +6,7 @@ The values are the same. A learnable time constant or an input current inside an
 its operator, and the loop stays a loop.
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
@@ -27,7 +28,14 @@ from etp_core.jaxpr import (
     trace,
 )
 
-__all__ = ["hoist_invariants", "holds_operator", "is_scan"]
+__all__ = ["hoist_invariants", "holds_operator", "is_scan", "parts_of"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Hoisted(Equation):
+    """A scan that was traced anew; ``scan`` has the equations of its body where the user wrote them."""
+
+    scan: Scan
 
 
 def is_scan(equation: Equation) -> bool:
@@ -40,9 +48,14 @@ def holds_operator(equation: Equation) -> bool:
     return contains(equation, lambda inner: isinstance(inner.primitive, ETPPrimitive))
 
 
+def parts_of(equation: Equation) -> Scan:
+    """A scan taken apart, with the lines of the user's source."""
+    return equation.scan if isinstance(equation, _Hoisted) else scan_of(equation)
+
+
 def hoist_invariants(equation: Equation) -> tuple[list[Equation], list[Atom]]:
     """A scan as what its iterations share of marked operators, then the scan without it: equations and outputs."""
-    scan = scan_of(equation)
+    scan = parts_of(equation)
     body = _hoist_within(scan.body)
     shared = _shared(body, body.inputs[: scan.consts])
     if not shared and body is scan.body:
@@ -58,7 +71,17 @@ def hoist_invariants(equation: Equation) -> tuple[list[Equation], list[Atom]]:
     operands = [*equation.inputs[: scan.consts], *hoisted, *equation.inputs[scan.consts :]]
     loop = _loop(scan, Program(inputs, body.outputs, rest), operands, unroll=equation.params.get("unroll", 1))
     after, outputs = inline(loop, operands, at=equation)
-    return [*before, *after], outputs
+    return [*before, *(_placed(e, rest) if is_scan(e) else e for e in after)], outputs
+
+
+def _placed(loop: Equation, written: tuple[Equation, ...]) -> Equation:
+    """A scan over the equations ``written``, each of which keeps its place."""
+    scan = scan_of(loop)
+    if [e.primitive for e in scan.body.equations] != [e.primitive for e in written]:
+        return loop
+    placed = tuple(_at(e, w) for e, w in zip(scan.body.equations, written, strict=True))
+    known = replace(scan, body=Program(scan.body.inputs, scan.body.outputs, placed))
+    return _Hoisted(loop.primitive, loop.inputs, loop.outputs, loop.params, loop.source_info, loop.context, known)
 
 
 def _hoist_within(body: Program) -> Program:
@@ -75,6 +98,8 @@ def _hoist_within(body: Program) -> Program:
             env.update((v, o) for v, o in zip(old.outputs, outputs, strict=True) if v is not o)
         else:
             equations.append(equation)
+    if all(new is old for new, old in zip(equations, body.equations, strict=False)):
+        return body
     return Program(body.inputs, tuple(renamed(atom, env) for atom in body.outputs), tuple(equations))
 
 
@@ -123,6 +148,4 @@ def _reading(equation: Equation, env: dict[Variable, Atom]) -> Equation:
     inputs = tuple(renamed(atom, env) for atom in equation.inputs)
     if all(new is old for new, old in zip(inputs, equation.inputs, strict=True)):
         return equation
-    return Equation(
-        equation.primitive, inputs, equation.outputs, equation.params, equation.source_info, equation.context
-    )
+    return replace(equation, inputs=inputs)

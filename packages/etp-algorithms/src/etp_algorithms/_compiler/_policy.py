@@ -12,7 +12,9 @@ class ControlFlowPolicy:
     Control flow without marked operators stays what it is, whatever its length.
 
     Attributes:
-        scan_unroll_limit: the longest scan that is unrolled; 0 unrolls none.
+        scan_unroll_limit: the longest scan that is unrolled, so that recurrence through weights within it is in the
+            traces; 0 unrolls none. A longer one stays a loop, whatever its length: its operators are taken out for all
+            iterations at once, and recurrence through weights within it is cut, as from step to step.
         nesting_limit: the deepest nesting of branches and loops, with operators or without, that is followed.
         equation_limit: the largest number of equations that one step may grow to.
 

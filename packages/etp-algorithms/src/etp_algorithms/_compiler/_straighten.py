@@ -3,8 +3,9 @@
 A conditional becomes its branches, side by side, and one selection per output. Every floating operand enters a
 branch through ``where(live, v, stop_gradient(v))``, an identity whose pull-back is ``where(live, cotangent, 0)``,
 so that what a dead branch divides by zero stays inside it; the data of its operators is replaced by zeros, so
-that it cannot enter a trace. Traces are kept for the weights outside the guards (see ``_guarded``). A scan is
-unrolled up to a limit, after what its iterations share was taken out. Anything else that holds an operator is refused.
+that it cannot enter a trace. Traces are kept for the weights outside the guards (see ``_guarded``). What the
+iterations of a scan share is taken out (see ``_hoist``); then it is unrolled up to a limit, and beyond that its
+operators are taken out for all iterations at once (see ``_substeps``). Anything else that holds an operator is refused.
 """
 
 import functools
@@ -19,9 +20,10 @@ from jax.extend.core import primitives as jex_primitives
 
 from etp_algorithms._compiler._diagnostics import CompilationError
 from etp_algorithms._compiler._guarded import BareOperand, GuardedOperator, as_function
-from etp_algorithms._compiler._hoist import hoist_invariants, holds_operator, is_scan
+from etp_algorithms._compiler._hoist import hoist_invariants, holds_operator, is_scan, parts_of
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._program import StepProgram
+from etp_algorithms._compiler._substeps import spread_operators
 from etp_core import ETPPrimitive
 from etp_core.jaxpr import (
     Atom,
@@ -37,7 +39,6 @@ from etp_core.jaxpr import (
     is_differentiable,
     needed,
     renamed,
-    scan_of,
     trace,
 )
 
@@ -204,7 +205,7 @@ class _Layout:
     def _function(self, atom: Atom) -> BareOperand:
         """``atom``, a function of parameters, with the equations that make it."""
         found: set[int] = set()
-        stack = [atom]
+        stack = [atom] if isinstance(atom, Variable) else []
         while stack:
             n = self._makers.get(stack.pop())
             if n is not None and n not in found:
@@ -259,14 +260,26 @@ class _Layout:
             self.lay(made, env, place)
             env.write(equation.outputs, [env.read(a) for a in outputs], [env.read_bare(a) for a in outputs])
             return
-        scan, limit = scan_of(equation), self._policy.scan_unroll_limit
-        if scan.length > limit:
-            raise CompilationError(
-                f"a marked operator stands inside a loop of {scan.length} iterations ({equation.source}) and reads "
-                f"what the loop changes; loops of up to {limit} iterations are unrolled. Move the operator out of the "
-                f"loop, shorten the loop, or raise ControlFlowPolicy(scan_unroll_limit=...)."
-            )
-        self._unroll(equation, scan, env, place)
+        scan, limit = parts_of(equation), self._policy.scan_unroll_limit
+        if scan.length <= limit:
+            self._unroll(equation, scan, env, place)
+            return
+        made, outputs = spread_operators(equation, replace(scan, body=self._flat_body(equation, scan, env, place)))
+        self.lay(made, env, place)
+        env.write(equation.outputs, [env.read(a) for a in outputs], [env.read_bare(a) for a in outputs])
+
+    def _flat_body(self, equation: Equation, scan: Scan, env: _Env, place: _Place) -> Program:
+        """The body of a loop with its operators among its own equations."""
+        first = scan.consts + scan.carries
+        given = {
+            v
+            for n, (v, atom) in enumerate(zip(scan.body.inputs, equation.inputs, strict=True))
+            if not scan.consts <= n < first and self._is_parametric(env.read_bare(atom))
+        }
+        inside, inner = _Layout(self._policy, given), _Env()
+        inside.lay(scan.body.equations, inner, _Place(None, place.depth))
+        outputs = tuple(inner.read(atom) for atom in scan.body.outputs)
+        return Program(scan.body.inputs, outputs, tuple(inside.equations))
 
     def _unroll(self, equation: Equation, scan: Scan, env: _Env, place: _Place) -> None:
         readings = (env.read, env.read_bare)
