@@ -211,6 +211,29 @@ def test_a_loss_that_is_not_one_value_for_each_sample_is_refused(loss):
         loss_vjp(nn.Identity(), torch.zeros(4, 2), loss, torch.zeros(4, 2))
 
 
+def test_in_inference_mode_the_gradients_are_the_same():
+    module, h_in, y = dense(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    params = tuple(module.parameters())
+    found = []
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            results = vjp(module, h_in, torch.sin, params), loss_vjp(module, h_in, MSELoss(), y, None, params)
+            found.append([g for result in results for g in (result.mu, result.g_in, *result.g_theta)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert not any(t.is_inference() for t in found[1])
+
+
+class WritesIntoItsInput(nn.Module):
+    def forward(self, h):
+        return h.detach().add_(1) * 1.0
+
+
+@pytest.mark.parametrize("module", [WritesIntoItsInput(), nn.ReLU(inplace=True)], ids=["detached", "leaf"])
+def test_a_module_that_writes_into_its_input_is_refused(module):
+    with pytest.raises(RuntimeError, match=r"in.?place"):
+        vjp(module, torch.randn(2, 3), lambda mu: mu)
+
+
 def test_a_module_is_called_once():
     calls = []
     module = dense(3, 3)

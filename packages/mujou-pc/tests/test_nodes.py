@@ -377,6 +377,104 @@ def test_making_a_node_leaves_statistics_and_mode_of_its_module_as_they_were():
     assert int(module[1].num_batches_tracked) == 0
 
 
+class Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, h):
+        return self.attention(h[:, None], h[:, None], h[:, None], need_weights=False)[0][:, 0]
+
+
+def test_dropout_inside_attention_is_warned_of_and_a_dropout_of_nothing_is_not():
+    with pytest.warns(UserWarning, match="MultiheadAttention in training mode"):
+        make_chain(modules=[Attention(0.5), nn.Linear(6, 3)])
+    make_chain(modules=[nn.Sequential(Attention(0.0), nn.Dropout(0.0)), nn.Linear(6, 3)])
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (nn.Linear(5, 6), r"Linear failed on an input torch.float32 \[4, 6\] on cpu: .*4x6 and 5x6"),
+        (nn.Linear(6, 6, dtype=torch.bfloat16), r"Linear failed on an input torch.float32"),
+        (nn.Linear(6, 6, device="meta"), r"Linear failed on an input .* on cpu: .*meta"),
+        (nn.ReLU(inplace=True), r"ReLU failed on an input .*in-place"),
+    ],
+    ids=["width", "dtype", "device", "in place"],
+)
+def test_a_module_that_does_not_take_the_input_is_refused_while_the_node_is_made(module, told):
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match=told):
+        make_chain(modules=[module, nn.Linear(6, 3)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_modules_of_another_dtype_run_and_learn_in_theirs(dtype):
+    torch.set_default_dtype(dtype)
+    chain = make_chain(2, learn_interval=5 * PERIOD, optimizer=pc.optim.AdamW(tau=1.0, tau_m=0.1, tau_v=1.0))
+    before = [p.clone() for p in parameters(chain)]
+    run, _, _ = started(chain)
+    run.sleep(10.5 * PERIOD)
+    y_hat = run.read(chain.next)["y_hat"]
+    assert y_hat.dtype == dtype
+    assert bool(torch.isfinite(y_hat).all())
+    assert all(not torch.equal(*pair) for pair in zip(parameters(chain), before, strict=True))
+
+
+def test_an_input_that_is_not_contiguous_or_requires_gradients_is_as_any_other():
+    chain = make_chain(1)
+    x = torch.randn(6, 4).t().requires_grad_()
+    run, sample, _ = started(chain, x=x)
+    run.sleep(5 * PERIOD)
+    wanted = nn.Sequential(*chain.modules)(sample["x"]).detach()
+    torch.testing.assert_close(run.read(chain.next)["y_hat"], wanted)
+    assert x.grad is None
+
+
+def test_a_batch_of_no_samples_runs_and_teaches_nothing():
+    chain = make_chain(1, batch=0, learn_interval=None, optimizer=pc.optim.SGD(tau=1e-3))
+    before = [p.clone() for p in parameters(chain)]
+    run, _, _ = started(chain)
+    run.sleep(5 * PERIOD)
+    assert run.read(chain.next)["y_hat"].shape == (0, 3)
+    assert all(torch.equal(*pair) for pair in zip(parameters(chain), before, strict=True))
+
+
+def test_in_inference_mode_the_credit_arrives_and_the_weights_learn():
+    chain = make_chain(1, learn_interval=5 * PERIOD, optimizer=pc.optim.SGD(tau=0.1))
+    before = [p.clone() for p in parameters(chain)]
+    with torch.inference_mode():
+        run, _, _ = started(chain)
+        run.sleep(8 * PERIOD)
+    assert float(deltas(chain)[0].abs().max()) > 0
+    assert all(not torch.equal(*pair) for pair in zip(parameters(chain), before, strict=True))
+
+
+def replace_weight(module):
+    module[0].weight = nn.Parameter(torch.zeros(6, 6))
+
+
+@pytest.mark.parametrize("change", [replace_weight, lambda module: module.requires_grad_(False)], ids=["new", "frozen"])
+def test_weights_that_changed_after_their_node_was_made_are_told_at_the_start(change):
+    chain = make_chain(1)
+    change(chain.modules[0])
+    with pytest.raises(pc.runtime.NetworkError, match="'layer0' raised RuntimeError in on_start: the weights of Seq"):
+        pc.testing.run(chain)
+
+
+def test_a_loss_that_does_not_take_the_targets_is_refused_while_the_node_is_made():
+    with pytest.raises(ValueError, match=r"failed on predictions .*\[4, 3\].* and targets torch.int32 \[4\]"):
+        pc.Chain(
+            [nn.Linear(6, 3)],
+            x=TensorSpec((4, 6)),
+            y=TensorSpec((4,), torch.int32),
+            loss=pc.loss.CrossEntropyLoss(),
+            tau=USUAL,
+            optimizer=SLOW_SGD,
+            learn_interval=None,
+        )
+
+
 def test_a_module_that_returns_a_tuple_is_refused_with_the_remedy():
     class Two(nn.Module):
         def forward(self, x):

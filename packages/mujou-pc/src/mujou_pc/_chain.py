@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from mujou_pc._nodes import EULER, Input, Layer, Output
+from mujou_pc._nodes import EULER, Input, Layer, Output, check_settings
 from mujou_pc._time_constants import TimeConstants
 from mujou_pc.loss import Loss
 from mujou_pc.msg import Prediction, Sample
@@ -59,6 +59,7 @@ class Chain(Network):
     ) -> None:
         if not modules:
             raise ValueError("a chain needs at least one module, for its Output")
+        check_settings(modules, tau, optimizer)
         period = tau.period if period is None else period
         _warn_if_early(learn_interval, 2 * (len(modules) - 1) * period)
         self.input: Input = Input(x, y, period=period)

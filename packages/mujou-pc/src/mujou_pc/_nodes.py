@@ -1,7 +1,7 @@
 """The nodes of a chain: Input, Layer and Output."""
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -99,6 +99,7 @@ class Layer(Node):
         relaxer: Relaxer = EULER,
         period: float | None = None,
     ) -> None:
+        check_settings((module,), tau, optimizer)
         super().__init__(period=tau.period if period is None else period)
         h_in, _ = _activity_fields(spec)
         mu = _output_spec(module, h_in)
@@ -138,6 +139,10 @@ class Layer(Node):
         self.next.send({"h": mu, "y": activity["y"], "mask": mask, "reset": reset, "time": time}, fresh=True)
         if learn:
             self.optimizer.step_([g / len(mu) for g in g_theta], tick.elapsed)
+
+    def on_start(self) -> None:
+        """Check that the module still has the weights that the optimizer moves."""
+        _check_bound(self.module, self._params)
 
     def _start_anew(self, reset: Tensor) -> None:
         rows = reset.view(-1, *[1] * (self.r.dim() - 1))
@@ -186,10 +191,11 @@ class Output(Node):
         learn_interval: float | None,
         period: float | None = None,
     ) -> None:
+        check_settings((module,), tau, optimizer)
         super().__init__(period=tau.period if period is None else period)
         h_in, y = _activity_fields(spec)
         y_hat = _output_spec(module, h_in)
-        loss_vjp(nn.Identity(), y_hat.zero(), loss, y.zero())
+        _try_loss(loss, y_hat, y)
         self.prev: Port[Activity, Tensor] = Port(receives=spec, sends=gradient_spec(h_in))
         self.next: Port[Any, Prediction] = Port(sends=prediction_spec(y_hat, y))
         self.module = module
@@ -218,6 +224,24 @@ class Output(Node):
         self.next.send({"y_hat": y_hat, "y": y, "mask": mask, "time": activity["time"]}, fresh=True)
         if learn:
             self.optimizer.step_([g / len(y_hat) for g in g_theta], tick.elapsed)
+
+    def on_start(self) -> None:
+        """Check that the module still has the weights that the optimizer moves."""
+        _check_bound(self.module, self._params)
+
+
+def check_settings(modules: Sequence[nn.Module], tau: TimeConstants, optimizer: Optimizer) -> None:
+    """Refuse what is easily given in their place.
+
+    Raises:
+        TypeError: one is of another type.
+    """
+    wanted = [(module, nn.Module, "a torch.nn.Module") for module in modules]
+    wanted += [(tau, TimeConstants, "TimeConstants(h=, lam=, r=)")]
+    wanted += [(optimizer, Optimizer, "a setting of optim, such as optim.AdamW(...)")]
+    for given, kind, told in wanted:
+        if not isinstance(given, kind):
+            raise TypeError(f"{given!r} was given where {told} is needed")
 
 
 class _Targets:
@@ -250,23 +274,50 @@ def _learning(module: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(param for param in module.parameters() if param.requires_grad)
 
 
+def _check_bound(module: nn.Module, params: tuple[nn.Parameter, ...]) -> None:
+    if [id(param) for param in _learning(module)] != [id(param) for param in params]:
+        raise RuntimeError(
+            f"the weights of {type(module).__name__} that require gradients are not those its node was made with: "
+            "replace, freeze and unfreeze weights before the node is made"
+        )
+
+
 def _output_spec(module: nn.Module, h_in: TensorSpec) -> TensorSpec:
-    """What the module makes of such an input; found by calling it once on zeros."""
+    """What the module makes of such an input; found by calling it once on zeros, with its gradients.
+
+    So that what cannot be differentiated is told here, and what torch imports with the first gradient of a process is
+    not imported in the middle of a run.
+    """
     _warn_if_random(module)
-    with torch.no_grad(), _evaluating(module):
-        mu = module(h_in.zero())
+    name = type(module).__name__
+    made: list[Any] = []
+
+    def trial(h: Tensor) -> Tensor:
+        made.append(module(h))
+        return made[0] if isinstance(made[0], Tensor) else h
+
+    try:
+        with _evaluating(module):
+            vjp(trial, h_in.zero(), torch.zeros_like, _learning(module))
+    except Exception as error:
+        raise ValueError(f"{name} failed on an input {h_in}: {error}") from error
+    (mu,) = made
     if not (isinstance(mu, Tensor) and mu.is_floating_point()):
+        kind = mu.dtype if isinstance(mu, Tensor) else type(mu).__name__
         raise TypeError(
-            f"{type(module).__name__} returned {type(mu).__name__}, but a node needs one tensor of floats: "
-            "wrap the module so that it returns the one to send on"
+            f"{name} returned {kind}, but a node needs one tensor of floats: wrap the module so that it returns the "
+            "one to send on"
         )
     if mu.shape[:1] != h_in.shape[:1]:
-        raise ValueError(
-            f"{type(module).__name__} made {list(mu.shape)} of {list(h_in.shape)}: the first axis must stay the batch"
-        )
-    # With the first gradient of a process torch imports for a second. Not in the middle of a run, please.
-    vjp(nn.Identity(), mu, torch.zeros_like)
+        raise ValueError(f"{name} made {list(mu.shape)} of {list(h_in.shape)}: the first axis must stay the batch")
     return replace(h_in, shape=tuple(mu.shape), dtype=mu.dtype, device=mu.device)
+
+
+def _try_loss(loss: Loss, y_hat: TensorSpec, y: TensorSpec) -> None:
+    try:
+        loss_vjp(nn.Identity(), y_hat.zero(), loss, y.zero())
+    except Exception as error:
+        raise ValueError(f"the loss failed on predictions {y_hat} and targets {y}: {error}") from error
 
 
 @contextmanager
@@ -283,11 +334,18 @@ def _evaluating(module: nn.Module) -> Generator[None]:
 
 
 def _warn_if_random(module: nn.Module) -> None:
-    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    found = [type(inner).__name__ for inner in module.modules() if isinstance(inner, kinds) and inner.training]
+    found = [type(inner).__name__ for inner in module.modules() if inner.training and _is_random(inner)]
     if found:
         warnings.warn(
             f"{', '.join(found)} in training mode: a node runs its module in every update, many times "
             "for each sample, so the prediction would never settle; call module.eval() first",
             stacklevel=4,
         )
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether it drops units, as attention and recurrent modules also do, or normalises by the batch, when training."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    dropout = getattr(module, "dropout", 0.0)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or (isinstance(dropout, float) and dropout > 0)

@@ -53,7 +53,13 @@ def vjp(
         params: the weights to differentiate; none when the node does not learn. A frozen or
             unused one gets zeros.
         mask: bool (B,); the error of rows with False is left out, whatever they hold. None: no row is.
+
+    Raises:
+        RuntimeError: the module wrote into its input.
     """
+    if torch.is_inference_mode_enabled():  # it knows no gradients
+        with torch.inference_mode(False):
+            return vjp(f, h_in, delta, params, mask)
     leaf, mu = _run(f, h_in)
     value = mu.detach().clone()
     error = select_rows(delta(value), mask)
@@ -86,7 +92,11 @@ def loss_vjp(
 
     Raises:
         ValueError: the loss does not have the shape (B,).
+        RuntimeError: the module wrote into its input.
     """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return loss_vjp(f, h_in, loss, y, mask, params)
     leaf, y_hat = _run(f, h_in)
     value = y_hat.detach().clone()
     g_in, *g_theta = _gradients(_total_loss(loss, y_hat, y, mask), (leaf, *params))
@@ -146,10 +156,18 @@ def _as_rows(mask: Tensor, values: Tensor) -> Tensor:
 def _run(f: Callable[[Tensor], Tensor], h_in: Tensor) -> tuple[Tensor, Tensor]:
     """The input as the leaf of a graph of its own, and the output."""
     leaf = h_in.detach().requires_grad_(h_in.is_floating_point())
+    version = leaf._version
     if torch.is_grad_enabled():  # to ask is cheaper than to enter a context
-        return leaf, f(leaf)
-    with torch.enable_grad():
-        return leaf, f(leaf)
+        output = f(leaf)
+    else:
+        with torch.enable_grad():
+            output = f(leaf)
+    if leaf._version != version:
+        raise RuntimeError(
+            "the module wrote into its input in place, but other nodes read the same tensor: let it work on a copy "
+            "(h_in.clone(), inplace=False)"
+        )
+    return leaf, output
 
 
 # Rows without a target are replaced before the loss and left out after it: the first keeps NaN and

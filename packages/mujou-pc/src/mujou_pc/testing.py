@@ -7,6 +7,7 @@ from mujou_pc.runtime._lifecycle import Lifecycle
 from mujou_pc.runtime._network import Part
 from mujou_pc.runtime._node import Node
 from mujou_pc.runtime._run import Run
+from mujou_pc.runtime._schedule import Cell
 from mujou_pc.runtime._timer import VirtualTimer
 
 __all__ = ["ManualRun", "run"]
@@ -56,8 +57,15 @@ class ManualRun(Run):
         Raises:
             NetworkError: a node failed; every other one has stopped.
             RuntimeError: the run is paused.
+            ValueError: a node is not of this run, or ``dt`` is negative.
         """
-        chosen = self._lives.cells if nodes is None else [self._cell_of[id(node)] for node in nodes]
+        chosen = self._lives.cells if nodes is None else [self._cell(node) for node in nodes]
         self._by_hand.step(chosen, self._shortest_period if dt is None else dt)
         if self._lives.failure is not None:
             self._raise_failure()
+
+    def _cell(self, node: Node) -> Cell:
+        cell = self._cell_of.get(id(node))
+        if cell is None:
+            raise ValueError(f"{node!r} is not a node of this run; those are {list(self.nodes)}")
+        return cell

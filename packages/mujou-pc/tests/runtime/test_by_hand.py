@@ -1,5 +1,7 @@
 """Stepping by hand: what is due, in which order, with which dt."""
 
+import threading
+
 import pytest
 
 from mujou_pc import testing
@@ -75,6 +77,35 @@ def test_a_paused_run_steps_no_node():
         hand.step()
     with pytest.raises(RuntimeError, match="paused"):
         hand.sleep(1.0)
+
+
+def test_threads_of_the_host_that_step_at_once_take_turns():
+    nodes = [Recorder(), Recorder()]
+    hand = testing.run(row(nodes))
+
+    def step():
+        for _ in range(100):
+            hand.step()
+            hand.sleep(PERIOD)
+
+    threads = [threading.Thread(target=step) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not any(node.overlapped for node in nodes)
+    assert hand.stats()["n0"].updates >= 300
+
+
+def test_a_step_of_a_node_of_another_run_is_refused():
+    with pytest.raises(ValueError, match=r"not a node of this run; those are \['node'\]"):
+        testing.run(Recorder()).step([Recorder()])
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_to_sleep_for_no_length_of_time_is_refused(seconds):
+    with pytest.raises(ValueError, match="finite seconds"):
+        testing.run(Recorder()).sleep(seconds)
 
 
 def test_two_equal_programs_give_equal_runs():

@@ -1,5 +1,8 @@
 """Putting networks together, and the errors of doing it wrongly."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -136,6 +139,23 @@ def test_a_weight_in_two_nodes_is_refused_also_across_nested_networks():
     other.weight = one.weight
     with pytest.raises(ValueError, match=r"'a\.x' and 'b\.x' share the weight"):
         Group({"a": Group({"x": Holds(one)}), "b": Group({"x": Holds(other)})})
+
+
+def test_two_parameters_of_one_memory_in_two_nodes_are_refused():
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    other.weight = nn.Parameter(one.weight.data)
+    with pytest.raises(ValueError, match=r"'a' and 'b' share the weight module\.weight"):
+        Group({"a": Holds(one), "b": Holds(other)})
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("part", ["network", "node", "run"])
+def test_to_copy_a_network_or_a_run_says_what_to_do_instead(part, how):
+    nodes = [Recorder(), Recorder()]
+    network = row(nodes)
+    given = {"network": network, "node": nodes[0], "run": pc.testing.run(network)}[part]
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        how(given)
 
 
 def test_a_module_without_state_may_be_in_two_nodes():

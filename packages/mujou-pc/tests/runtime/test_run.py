@@ -347,6 +347,12 @@ def test_nodes_that_share_no_path_do_not_wait_for_each_other():
     assert len(fast.dts) >= 20
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_fewer_than_one_worker_is_refused(workers):
+    with pytest.raises(ValueError, match="at least 1"):
+        run(Recorder(), workers=workers)
+
+
 def test_a_port_that_the_host_cannot_use_is_named():
     a, b = Recorder(), Recorder()
     with started(row([a, b])) as threaded:

@@ -123,6 +123,11 @@ def test_a_field_with_a_fill_may_be_left_out():
     assert not bool(spec.zero()["mask"].any())
 
 
+def test_a_shape_that_does_not_name_every_axis_is_refused():
+    with pytest.raises(ValueError, match="shape must"):
+        TensorSpec((-1, 3))
+
+
 def test_specs_are_values():
     assert TensorSpec((2,), torch.float32) == TensorSpec((2,), torch.float32, "cpu")
     assert TensorSpec((2,), torch.float32) != TensorSpec((3,), torch.float32)

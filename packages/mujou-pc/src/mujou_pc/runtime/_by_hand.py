@@ -1,5 +1,6 @@
 """Stepping by hand: nodes update in the thread of the host, on a virtual timer, always in the same order."""
 
+import threading
 from collections.abc import Callable, Iterable
 
 from mujou_pc.runtime._lifecycle import Lifecycle
@@ -23,6 +24,7 @@ class ByHand:
         self._schedule: Schedule | None = None
         self._held = 0
         self._stopping = False
+        self._turn = threading.RLock()  # one thread of the host at a time; a hook is in its thread's turn
         self.ended: bool = False
 
     def start(self) -> None:
@@ -32,11 +34,12 @@ class ByHand:
 
     def step(self, cells: Iterable[Cell], dt: float) -> None:
         """Move the timer by ``dt`` seconds and update these nodes, in this order."""
-        self._refuse_if_held()
-        self._timer.advance(dt)
-        self._schedule = None
-        for cell in cells:
-            self._update(cell)
+        with self._turn:
+            self._refuse_if_held()
+            self._timer.advance(dt)
+            self._schedule = None
+            for cell in cells:
+                self._update(cell)
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         limit_ns = None if timeout is None else self._timer.now().ns + nanoseconds(timeout)
@@ -64,21 +67,23 @@ class ByHand:
     def stop(self, timeout: float) -> None:
         self._request_stop()
         if not self._lives.in_hook():
-            self._finish_if_stopping()
+            with self._turn:
+                self._finish_if_stopping()
 
     def _update_next(self, limit_ns: int | None) -> bool:
         """Make the next update that is due until the limit; when there is none, go to the limit."""
-        self._refuse_if_held()
-        schedule = self._schedule = self._schedule or self._waiting()
-        due = schedule.first_due()
-        if due is None or (limit_ns is not None and due > limit_ns):
-            self._timer.advance_to(limit_ns or 0)
-            return False
-        cell = schedule.take()
-        self._timer.advance_to(due)
-        self._update(cell)
-        schedule.add(cell)
-        return True
+        with self._turn:
+            self._refuse_if_held()
+            schedule = self._schedule = self._schedule or self._waiting()
+            due = schedule.first_due()
+            if due is None or (limit_ns is not None and due > limit_ns):
+                self._timer.advance_to(limit_ns or 0)
+                return False
+            cell = schedule.take()
+            self._timer.advance_to(due)
+            self._update(cell)
+            schedule.add(cell)
+            return True
 
     def _update(self, cell: Cell) -> None:
         if not self.ended:

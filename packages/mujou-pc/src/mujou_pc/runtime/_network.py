@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import NoReturn
 
 from torch import nn
 
 from mujou_pc.runtime._errors import WiringError
 from mujou_pc.runtime._node import Node
-from mujou_pc.runtime._port import AnyPort, Channel, Port
+from mujou_pc.runtime._port import AnyPort, Channel, Port, no_copy
 
 __all__ = ["Group", "Network", "Part", "channels", "walk"]
 
@@ -53,6 +54,9 @@ class Network:
         self.joined: tuple[Channel, ...] = tuple(joined)
         self._placed = False
 
+    def __reduce__(self) -> NoReturn:
+        raise no_copy()
+
 
 class Group:
     """Parts side by side, joined by nothing. It shows every open port of its parts, as ``part.port``.
@@ -70,6 +74,9 @@ class Group:
         self.parts: Mapping[str, Part] = MappingProxyType(dict(parts))
         self.joined: tuple[Channel, ...] = ()
         self._placed = False
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy()
 
 
 Part = Node | Network | Group
@@ -129,25 +136,27 @@ def _release(parts: Mapping[str, Part]) -> None:
 
 
 def _check_shared_modules(parts: Mapping[str, Part]) -> None:
-    owners: dict[int, str] = {}
+    owners: dict[object, str] = {}
     for name, part in parts.items():
         for path, node in walk(part, name):
             for thing, label in _learned_things(node):
-                if owners.setdefault(id(thing), path) != path:
+                if owners.setdefault(thing, path) != path:
                     raise WiringError(
-                        f"nodes {owners[id(thing)]!r} and {path!r} share {label}: both would move it, each in its own "
+                        f"nodes {owners[thing]!r} and {path!r} share {label}: both would move it, each in its own "
                         "time; give each node a module of its own (copy.deepcopy)"
                     )
 
 
+# A weight is known by its place in memory, because two Parameters may share one.
 def _learned_things(node: Node) -> Iterator[tuple[object, str]]:
     for attribute, module in vars(node).items():
         if isinstance(module, nn.Module):
             for name, inner in module.named_modules(prefix=attribute):
                 if any(True for _ in inner.parameters()) or any(True for _ in inner.buffers()):
-                    yield inner, f"the module {name}"
+                    yield id(inner), f"the module {name}"
             for name, parameter in module.named_parameters(prefix=attribute):
-                yield parameter, f"the weight {name}"
+                place = parameter.data_ptr()
+                yield (parameter.device, place) if place else id(parameter), f"the weight {name}"
 
 
 def _check_inside(port: AnyPort, inside: list[AnyPort]) -> None:

@@ -25,6 +25,14 @@ class Message(NamedTuple):
     time: Timestamp
 
 
+def no_copy() -> TypeError:
+    """What a part of a network answers to ``copy`` and ``pickle``."""
+    return TypeError(
+        "a network and its joined nodes cannot be copied or pickled: build another network and give its run the state "
+        "of this one's (run.load_state_dict, or save and load)"
+    )
+
+
 class Slot:
     """One direction of a channel.
 
@@ -45,6 +53,9 @@ class Slot:
     def clear(self) -> None:
         """Forget what was sent."""
         self.message = Message(self.spec.zero(), Timestamp(ns=0))
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy()
 
     def put(self, message: Message) -> None:
         """Replace the message."""

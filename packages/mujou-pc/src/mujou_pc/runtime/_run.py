@@ -1,12 +1,13 @@
 """A run: a network at work, and the handle by which the host talks to it."""
 
+import math
 import os
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from mujou_pc.runtime._engine import Engine
 from mujou_pc.runtime._errors import NetworkError, StuckError
@@ -41,7 +42,10 @@ def run(root: Part, *, workers: int | None = None, timer: Timer | None = None) -
     Raises:
         NetworkError: an ``on_start`` raised.
         RuntimeError: a node is in another run.
+        ValueError: ``workers`` is below 1.
     """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, but got {workers}; leave it out for one per node and core")
     lives = Lifecycle(root, timer or RealTimer())
     cores = _cores()
     count = workers or min(cores, len(lives.cells))
@@ -80,6 +84,9 @@ class Run:
         except Exception:
             if kind is None:  # else the block's own exception goes on
                 raise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a run cannot be copied or pickled: save(run, path) and load(run, path) keep its state")
 
     @property
     def timer(self) -> Timer:
@@ -154,8 +161,11 @@ class Run:
         Raises:
             NetworkError: a node failed.
             RuntimeError: a run stepped by hand is paused.
+            ValueError: ``seconds`` is negative or not finite.
         """
         self._lives.refuse_in_hook("sleep()")
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"sleep() takes finite seconds, at least 0, but got {seconds}")
         self._engine.sleep(self.timer.now().ns + nanoseconds(seconds))
         self._raise_failure()
 

@@ -78,6 +78,10 @@ class TensorSpec(Spec):
         dtype: torch's default dtype at the time, unless given.
         device: where the tensor lives.
         fill: value of a field left out of a dict message; None: it may not be left out.
+
+    Raises:
+        ValueError: an axis is negative.
+        TypeError: ``shape`` is not a tuple of axes.
     """
 
     shape: tuple[int, ...]
@@ -86,7 +90,12 @@ class TensorSpec(Spec):
     fill: float | bool | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        try:
+            object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        except TypeError as error:
+            raise TypeError(f"shape must be a tuple of every axis, but got {self.shape!r}") from error
+        if min(self.shape, default=0) < 0:
+            raise ValueError(f"shape must name the length of every axis, at least 0, but got {self.shape}")
         # "cuda" and "cuda:0" are one device: only an allocation tells.
         object.__setattr__(self, "device", torch.empty(0, device=self.device).device)
 

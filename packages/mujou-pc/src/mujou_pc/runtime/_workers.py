@@ -2,6 +2,7 @@
 
 import atexit
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -42,10 +43,12 @@ class Workers:
         self._leading = self._stopping = False
         self._active = self._held = self._watching = self._changes = 0
         self._ended = threading.Event()
+        self._process = os.getpid()
 
+    # Threads do not survive a fork, and a lock may be held for ever in the child: for it the run has ended.
     @property
     def ended(self) -> bool:
-        return self._ended.is_set()
+        return self._ended.is_set() or self._forked()
 
     def start(self) -> None:
         self._lives.timer.listen(self._timer_changed)
@@ -75,11 +78,15 @@ class Workers:
 
     def sleep(self, until_ns: int) -> None:
         timer = self._lives.timer
+        if self._forked():
+            return
         with self._lock:
             while timer.now().ns < until_ns and not self._over():
                 self._sleepers.wait(timer.wall_seconds_until(until_ns))
 
     def hold(self) -> None:
+        if self._forked():
+            return
         with self._lock:
             self._held += 1
             self._watching += 1
@@ -88,6 +95,8 @@ class Workers:
             self._watching -= 1
 
     def release(self) -> None:
+        if self._forked():
+            return
         with self._lock:
             self._held -= 1
             self._leader.notify()
@@ -104,6 +113,11 @@ class Workers:
             self._wake_watchers()
 
     def stop(self, timeout: float) -> None:
+        if self._forked():
+            if not self._stopping:
+                self._stopping = True
+                self._lives.detach()
+            return
         self._request_stop()
         if self._lives.in_hook() or self._ended.wait(timeout):
             return
@@ -195,10 +209,14 @@ class Workers:
 
     def _at_exit(self) -> None:
         """A forgotten stop: end the nodes, and let no stuck one keep the interpreter."""
-        self._request_stop()
-        self._ended.wait(EXIT_PATIENCE_S)
+        if not self._forked():
+            self._request_stop()
+            self._ended.wait(EXIT_PATIENCE_S)
 
     # Waking.
+
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _over(self) -> bool:
         return self.ended or self._lives.failure is not None
