@@ -1,8 +1,8 @@
 """Remember a sign for hundreds of noisy steps and say whether the sign at the end is the same.
 
-The answer depends on an input that lies further back than any window of truncated backpropagation reaches: its gradient
-holds nothing of the first sign, however long it trains. An eligibility trace carries the sign's influence along, at a cost
-per step that does not grow with the delay.
+The answer depends on an input that lies further back than a window of truncated backpropagation reaches: its
+gradient holds nothing of the first sign, however long it trains. An eligibility trace carries the sign's influence
+along, at a cost per step that does not grow with the delay. The gates start closed, so what to keep must be learned.
 
     python examples/delayed_match.py --delay 300
 """
@@ -32,7 +32,7 @@ class Memory(brainstate.nn.Module):
         self.width = width
         keys = jax.random.split(key, 4)
         self.write = brainstate.ParamState(jax.random.normal(keys[0], (3, width)))
-        self.gate = brainstate.ParamState(jnp.zeros((3, width)))  # closed: what to keep must be learned
+        self.gate = brainstate.ParamState(jnp.zeros((3, width)))
         self.gate_bias = brainstate.ParamState(jnp.full(width, -6.0))
         self.leak = brainstate.ParamState(jnp.linspace(3.0, 8.0, width))  # time constants of 20 to 3000 steps
         self.inner = brainstate.ParamState(jax.random.normal(keys[2], (width + 3, 32)) / np.sqrt(width + 3))

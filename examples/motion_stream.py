@@ -1,9 +1,9 @@
-"""Predict the next reading of a worn motion sensor, learning from every reading as it comes, while the activity changes.
+"""Predict the next reading of a worn motion sensor, learning from every reading as it comes, while activities change.
 
-Accelerometer and gyroscope at 10 Hz (BasicMotions, UEA archive; shipped with sktime): recordings of standing, walking,
-running and badminton form one stream. Every reading is predicted before it is learned from, once, in order; the error is
-prequential. A twin that stops learning after the first activity shows what the drift costs, the last reading repeated is
-the error to beat.
+Accelerometer and gyroscope at 10 Hz (BasicMotions, UEA archive; shipped with sktime): recordings of standing,
+walking, running and badminton form one stream. Every reading is predicted before it is learned from, once, in order;
+the error is prequential. A twin that stops learning after the first activity shows what the drift costs, the last
+reading repeated is the error to beat.
 
     python examples/motion_stream.py
 """
@@ -50,7 +50,7 @@ class Predictor(brainstate.nn.Module):
 
 
 def load(smoke):
-    """The stream ``(steps, channels)`` of all recordings, one activity after the other, and the steps of one activity."""
+    """The stream ``(steps, channels)``, one activity after the other, and the number of steps of one activity."""
     x, labels = load_basic_motions(return_type="numpy3d")
     order = np.argsort([ACTIVITIES.index(label.lower()) for label in labels], kind="stable")
     recordings = x[order].transpose(0, 2, 1)  # (recordings, steps, channels)
