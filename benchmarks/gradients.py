@@ -1,152 +1,175 @@
-"""Whole-sequence gradients beside backpropagation through time, and beside another library.
+"""Gradients online beside backpropagation through time, and beside another library.
 
     python benchmarks/gradients.py --width 256 --batch 16 --steps 100
-    python benchmarks/gradients.py --peer PEER_ENVIRONMENT/bin/python
+    python benchmarks/gradients.py --peer PEER_ENVIRONMENT/bin/python --out results.jsonl
 
-Every row is one jitted call: reset, gradient of the mean squared error over the sequence. Libraries take turns in
-processes of their own, ``--rounds`` times; a figure is the median over all repetitions, compiled before, blocked
-until ready. ``peer`` is braintrace, installed in an environment of its own. The table is Markdown.
+Each library works in a process of its own, and the processes take turns case by case, so that whatever else the
+machine does falls on all of them alike. A figure is the median over repetitions, with the fastest in brackets;
+compiled before, blocked until ready. A sequence is one jitted call: reset, gradient of the mean squared error.
+``traffic`` is one read and one write of arrays as large as the traces. ``peer`` is braintrace, installed in an
+environment of its own.
 """
 
 import argparse
 import importlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-CASES = ("bptt", "D_RTRL", "D_RTRL window 25", "D_RTRL stream", "pp_prop")
-PEER_CASES = ("D_RTRL", "D_RTRL stream", "pp_prop")
+CASES = (
+    "bptt",
+    "traffic",
+    "D_RTRL",
+    "D_RTRL exit",
+    "D_RTRL chunked",
+    "D_RTRL window 25",
+    "D_RTRL stream",
+    "D_RTRL exit stream",
+    "pp_prop",
+    "pp_prop exit",
+)
+PEER_CASES = ("D_RTRL", "D_RTRL stream", "D_RTRL vmap stream", "pp_prop")
 
 
-def work(config):
-    """Compile and time every case of one library; print one JSON line each."""
-    import warnings
-
-    warnings.simplefilter("ignore")
+def serve(library_name):
+    """Answer one JSON request per line: build a case, or run one that is built."""
+    answers, sys.stdout = sys.stdout, sys.stderr
     started = time.perf_counter()
-    library = importlib.import_module(config["library"])
+    importlib.import_module("brainstate")
+    base = time.perf_counter() - started
+    library = importlib.import_module(library_name)
     getattr(library, "compile")  # noqa: B009  a lazy namespace loads here
-    import_seconds = time.perf_counter() - started
-    for case in config["cases"]:
-        record = measure(library, case, config)
-        print(json.dumps({"case": case, "import_s": import_seconds, **record}), flush=True)
+    imported = time.perf_counter() - started - base
+    import gradient_cases
 
-
-def measure(library, case, config):
-    import brainstate
-    import gradient_models
-    import jax
-    import jax.numpy as jnp
-
-    batch, steps = config["batch"], config["steps"]
-    xs, ys = gradient_models.data(batch, steps)
-    model = gradient_models.make(library, config["family"], config["width"])
-    algorithm, _, mode = case.partition(" ")
-    stream, chunk = mode == "stream", 25 if mode == "window 25" else None
-    started = time.perf_counter()
-    if algorithm == "bptt":
-        brainstate.nn.init_all_states(model, batch_size=batch)
-    else:
-        options = {"decay_or_rank": 0.9} if algorithm == "pp_prop" else {}
-        if chunk and config["library"] != "etp":
-            options["vjp_method"] = "multi-step"
-        learner = library.compile(model, algorithm, xs[0], batch_size=batch, **options)
-
-    def step_loss(x, y):
-        if chunk:
-            return jnp.mean((learner(library.MultiStepData(x)) - y) ** 2, axis=(1, 2))
-        return jnp.mean((learner(x) - y) ** 2)
-
-    def sequence(xs, ys):
-        brainstate.nn.reset_all_states(model, batch_size=batch)
-        if algorithm == "bptt":
-            weights = model.states(brainstate.ParamState)
-
-            def loss():
-                return brainstate.transform.for_loop(lambda x, y: jnp.mean((model(x) - y) ** 2), xs, ys).mean()
-
-            return brainstate.transform.grad(loss, weights)()
-        learner.reset_state(batch)
-        return learner.etrace_grad(xs, ys, step_fn=step_loss, chunk_size=chunk)
-
-    def one_step(x, y):
-        return brainstate.transform.grad(step_loss, learner.param_states)(x, y)
-
-    fn, args = (one_step, (xs[0], ys[0])) if stream else (sequence, (xs, ys))
-    stateful = brainstate.transform.StatefulFunction(fn, return_only_write=False)
-    stateful.make_jaxpr(*args)
-    values = tuple(jax.tree.map(jnp.copy, state.value) for state in stateful.get_states(*args))
-    # a stream hands its states from call to call, so they may be updated in place
-    jitted = jax.jit(stateful.jaxpr_call, donate_argnums=(0,) if stream else ())
-    compiled = jitted.lower(values, *args).compile()
-    compile_seconds = time.perf_counter() - started
-    memory = compiled.memory_analysis()
-    times = []
-    for _ in range(config["repeat"] + 1):
-        now = time.perf_counter()
-        if stream:
-            for _ in range(steps):
-                values, out = compiled(values, *args)
+    if library_name == "etp":
+        gradient_cases.use_kernels()
+    built = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        case = request["case"]
+        if request["do"] == "build":
+            try:
+                found = gradient_cases.build_case(library, case, request["size"])
+                built[case] = found if request["time"] else None
+                answer = {"compile_s": found.compile_s, "temporary_mb": found.temporary_mb, "import_s": imported}
+            except Exception as error:  # the other library may refuse a case; the comparison goes on without it
+                answer = {"error": f"{type(error).__name__}: {error}"}
         else:
-            out = compiled(values, *args)
-        jax.block_until_ready((values, out))
-        times.append((time.perf_counter() - now) / steps)
-    return {
-        "times": times[1:],
-        "compile_s": compile_seconds,
-        "temp_mb": memory.temp_size_in_bytes / 1e6,
-    }
+            answer = {"seconds": built[case].run()}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
-def run(python, config):
-    """One worker process."""
-    command = [python, __file__, "--worker", json.dumps(config)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-    if done.returncode:
-        raise SystemExit(f"{config['library']} {config['family']}: {done.stderr.strip().splitlines()[-1]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+class Worker:
+    """A process that holds one library."""
+
+    def __init__(self, python, library):
+        command = [python, str(Path(__file__).resolve()), "--serve", library]
+        self.library, self.cases = library, CASES if library == "etp" else PEER_CASES
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        paths = dict(os.environ) if library == "etp" else {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self.process = subprocess.Popen(command, **pipes, text=True, env=paths)
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
 
 
-def compare(args, family):
-    """Medians of every case of every library, which take turns."""
-    common = {"family": family, "width": args.width, "batch": args.batch, "steps": args.steps, "repeat": args.repeat}
-    libraries = [(sys.executable, "etp", CASES)]
-    if args.peer:
-        libraries.append((args.peer, "braintrace", PEER_CASES))
-    found = {}
-    for _ in range(args.rounds):
-        for python, library, cases in libraries:
-            for record in run(python, {**common, "library": library, "cases": cases}):
-                row = found.setdefault((library, record["case"]), {"times": [], **record, "seen": []})
-                row["seen"] += record["times"]
-    return {key: {**row, "us": 1e6 * statistics.median(row["seen"])} for key, row in found.items()}
+def compare(python_of, size, repeat, only):
+    """One record per library and case; every repetition goes through all of them."""
+    workers = [Worker(python, library) for library, python in python_of.items()]
+    records = []
+    for worker in workers:
+        for case in worker.cases:
+            if only and case not in only and case != "bptt":
+                continue
+            found = worker.ask(do="build", case=case, size=size, time=repeat > 0)
+            if "error" in found:
+                print(f"{worker.library}: {case} is left out, {found['error'][:200]}", file=sys.stderr)
+            else:
+                records.append((worker, {"library": worker.library, "case": case, **size, **found, "seen": []}))
+    for _ in range(repeat):
+        for worker, record in records:
+            record["seen"].append(worker.ask(do="run", case=record["case"])["seconds"])
+    for worker in workers:
+        worker.close()
+    return [record for _, record in records]
+
+
+def rows(records):
+    """Markdown, one line per record."""
+    base = next(r for r in records if r["case"] == "bptt")["seen"] or [0.0]
+    for r in records:
+        seen = r["seen"] or [0.0]
+        now, fastest = statistics.median(seen), min(seen)
+        cells = (
+            r["family"],
+            f"{r['width']}",
+            f"{r['batch']}",
+            f"{r['steps']}",
+            "ours" if r["library"] == "etp" else "peer",
+            r["case"],
+            f"{1e6 * now:.0f} ({1e6 * fastest:.0f})",
+            ratio(now, statistics.median(base)) + f" ({ratio(fastest, min(base))})",
+            f"{r['compile_s']:.2f}",
+            f"{r['temporary_mb']:.1f}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def ratio(seconds, base):
+    return f"{seconds / base:.2f}" if base else "-"
+
+
+HEAD = (
+    "| family | n | B | T | library | case | µs/step (fastest) | × BPTT (fastest) | compile s | temporary MB |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--families", default="rnn,gru,lif,indrnn")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--width", default="256")
+    parser.add_argument("--batch", default="16")
+    parser.add_argument("--steps", default="100")
+    parser.add_argument("--cases", help="a comma-separated choice of cases; default: all")
+    parser.add_argument("--repeat", type=int, default=7, help="0: compile only")
     parser.add_argument("--peer", help="the Python of an environment with braintrace and brainstate")
+    parser.add_argument("--out", help="a file that gets one JSON record per line")
     args = parser.parse_args()
-    if args.worker:
-        work(json.loads(args.worker))
+    if args.serve:
+        serve(args.serve)
         return
-    print(f"n = {args.width}, B = {args.batch}, T = {args.steps}; µs per step, and multiples of BPTT\n")
-    print("| family | library | case | µs/step | × BPTT | compile s | temporary MB |\n|---|---|---|---|---|---|---|")
-    for family in args.families.split(","):
-        rows = compare(args, family)
-        bptt = rows["etp", "bptt"]["us"]
-        for (library, case), row in rows.items():
-            cells = (family, library, case, f"{row['us']:.0f}", f"{row['us'] / bptt:.2f}", f"{row['compile_s']:.2f}")
-            print(f"| {' | '.join(cells)} | {row['temp_mb']:.1f} |", flush=True)
+    python_of = {"etp": sys.executable, **({"braintrace": args.peer} if args.peer else {})}
+    only = None if args.cases is None else args.cases.split(",")
+    print(HEAD)
+    sizes = [
+        {"family": family, "width": int(width), "batch": int(batch), "steps": int(steps)}
+        for steps in args.steps.split(",")
+        for width in args.width.split(",")
+        for batch in args.batch.split(",")
+        for family in args.families.split(",")
+    ]
+    for size in sizes:
+        records = compare(python_of, size, args.repeat, only)
+        for line in rows(records):
+            print(line, flush=True)
+        if args.out:
+            with Path(args.out).open("a") as out:
+                for record in records:
+                    out.write(json.dumps({**record, "load": os.getloadavg()[0]}) + "\n")
+    print(f"\nload {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

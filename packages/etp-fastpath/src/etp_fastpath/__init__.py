@@ -6,5 +6,6 @@ which operators it is right; everything else stays on the rules.
 """
 
 from etp_fastpath._register import register
+from etp_fastpath._streaming import roll_and_solve
 
-__all__ = ["register"]
+__all__ = ["register", "roll_and_solve"]

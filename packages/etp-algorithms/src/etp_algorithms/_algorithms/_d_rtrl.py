@@ -91,7 +91,7 @@ class ParamDimTraces:
         for relation in graph.hidden_param_op_relations:
             for link in relation.links:
                 shapes = trace_shapes(relation, link, self.name)
-                if self._forgets(graph, relation, link):
+                if relation.x is not None and self._forgets(graph, relation, link):
                     shapes = {"x": relation.x.aval, "df": relation.y.aval}
                 zero = {key: jnp.zeros(s.shape, self.trace_dtype or s.dtype) for key, s in shapes.items()}
                 present = self.recursion.present(link)
@@ -227,7 +227,7 @@ class ParamDimTraces:
         if self._forgets(graph, relation, link):
             kept = traces[link_key(relation, link)]
             return tuple(
-                None if e is None else {"x": x.astype(e["x"].dtype), "df": d.astype(e["df"].dtype)}
+                None if e is None else _store({"x": x, "df": jnp.zeros_like(e["df"]) if d is None else d}, e)
                 for e, d in zip(kept, df, strict=True)
             )
         if kernel is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._transitions import GroupJacobian, Transition, evaluate_transition
@@ -87,7 +88,7 @@ def _number(atom: Atom, known: dict[Variable, float]) -> float | None:
     if isinstance(atom, Variable):
         return known.get(atom)
     assert isinstance(atom, Constant)
-    if isinstance(atom.value, jax.core.Tracer) or not _is_floating(atom):
+    if isinstance(atom.value, Tracer) or not _is_floating(atom):
         return None
     values = np.asarray(atom.value)
     first = values.reshape(-1)[:1]
