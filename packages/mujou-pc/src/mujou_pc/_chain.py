@@ -42,6 +42,22 @@ class Chain(Network):
     Warns:
         UserWarning: ``learn_interval`` is shorter than the 2 L periods that the credit needs to reach
             the first of L Layers.
+
+    Example:
+        >>> import mujou_pc as pc
+        >>> from mujou_pc.runtime import TensorSpec
+        >>> chain = pc.Chain(
+        ...     [nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 2)],
+        ...     x=TensorSpec((3, 4)),
+        ...     y=TensorSpec((3, 2)),
+        ...     loss=pc.loss.MSELoss(),
+        ...     tau=pc.TimeConstants(h=0.02, lam=0.01, r=0.02),
+        ...     optimizer=pc.optim.SGD(tau=1.0),
+        ...     learn_interval=0.04,
+        ... )
+        >>> with pc.testing.run(chain) as run:
+        ...     print(list(run.nodes))
+        ['input', 'layer0', 'output']
     """
 
     def __init__(

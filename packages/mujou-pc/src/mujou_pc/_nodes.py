@@ -41,6 +41,12 @@ class Input(Node):
         x: spec of the samples, the batch first.
         y: spec of the targets.
         period: seconds between two updates.
+
+    Example:
+        >>> import mujou_pc as pc
+        >>> source = pc.Input(TensorSpec((3, 4)), TensorSpec((3, 2)), period=0.01)
+        >>> sorted(source.spec.fields)
+        ['h', 'mask', 'reset', 'time', 'y']
     """
 
     def __init__(self, x: TensorSpec, y: TensorSpec, *, period: float) -> None:
@@ -86,6 +92,18 @@ class Layer(Node):
 
     Warns:
         UserWarning: the module holds Dropout or BatchNorm in training mode.
+
+    Example:
+        >>> import mujou_pc as pc
+        >>> layer = pc.Layer(
+        ...     nn.Linear(4, 8),
+        ...     activity_spec(TensorSpec((3, 4)), TensorSpec((3, 2))),
+        ...     tau=TimeConstants(h=0.02, lam=0.01, r=0.02),
+        ...     optimizer=pc.optim.SGD(tau=1.0),
+        ...     learn_interval=0.04,
+        ... )
+        >>> tuple(layer.r.shape), sorted(layer.state_dict())
+        ((3, 8), ['clock', 'lam', 'module', 'optimizer', 'r', 'relaxer'])
     """
 
     def __init__(
@@ -178,6 +196,19 @@ class Output(Node):
 
     Warns:
         UserWarning: the module holds Dropout or BatchNorm in training mode.
+
+    Example:
+        >>> import mujou_pc as pc
+        >>> output = pc.Output(
+        ...     nn.Linear(4, 2),
+        ...     activity_spec(TensorSpec((3, 4)), TensorSpec((3, 2))),
+        ...     loss=pc.loss.MSELoss(),
+        ...     tau=TimeConstants(h=0.02, lam=0.01, r=0.02),
+        ...     optimizer=pc.optim.SGD(tau=1.0),
+        ...     learn_interval=0.04,
+        ... )
+        >>> tuple(output.next.sends.fields["y_hat"].shape)
+        (3, 2)
     """
 
     def __init__(

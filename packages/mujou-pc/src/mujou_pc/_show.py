@@ -21,6 +21,23 @@ def show(run: Run, sample: Sample, *, seconds: float, timeout: float = 10.0) -> 
     Raises:
         TimeoutError: no prediction of the sample came.
         NetworkError: a node failed.
+
+    Example:
+        >>> import mujou_pc as pc, torch
+        >>> from mujou_pc.runtime import TensorSpec
+        >>> chain = pc.Chain(
+        ...     [torch.nn.Linear(4, 2)],
+        ...     x=TensorSpec((3, 4)),
+        ...     y=TensorSpec((3, 2)),
+        ...     loss=pc.loss.MSELoss(),
+        ...     tau=pc.TimeConstants(h=0.02, lam=0.01, r=0.02),
+        ...     optimizer=pc.optim.SGD(tau=1.0),
+        ...     learn_interval=0.04,
+        ... )
+        >>> with pc.testing.run(chain) as run:
+        ...     prediction = pc.show(run, {"x": torch.ones(3, 4), "y": torch.zeros(3, 2)}, seconds=0.1)
+        >>> tuple(prediction["y_hat"].shape)
+        (3, 2)
     """
     found: list[Prediction] = []
     with run.subscribe(run.ports["next"], maxlen=None) as predictions:

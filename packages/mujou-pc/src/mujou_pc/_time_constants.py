@@ -24,6 +24,11 @@ class TimeConstants:
 
     Warns:
         UserWarning: a node alone does not settle at the default period.
+
+    Example:
+        >>> tau = TimeConstants(h=0.02, lam=0.01, r=0.02)
+        >>> tau.period, tau.max_dt
+        (0.01, 0.01)
     """
 
     h: float

@@ -18,6 +18,10 @@ class Tick(NamedTuple):
         new: whether the input is another sample than in the update before.
         learn: whether to move the weights in this update.
         elapsed: seconds to move them by: the capped dt's since the node last learned.
+
+    Example:
+        >>> Tick(dt=0.01, new=True, learn=False, elapsed=0.01).new
+        True
     """
 
     dt: float
@@ -40,6 +44,12 @@ class LearnClock(Stateful):
 
     Raises:
         ValueError: ``learn_interval`` is not above a nanosecond.
+
+    Example:
+        >>> clock = LearnClock(max_dt=0.01, learn_interval=0.03)
+        >>> written = Timestamp(ns=1_000_000_000)
+        >>> [clock.tick(0.01, written, Timestamp(written.ns + k * 10_000_000)).learn for k in range(1, 7)]
+        [False, False, True, False, False, True]
     """
 
     def __init__(self, *, max_dt: float, learn_interval: float | None) -> None:

@@ -56,6 +56,12 @@ def vjp(
 
     Raises:
         RuntimeError: the module wrote into its input.
+
+    Example:
+        >>> linear = torch.nn.Linear(3, 2)
+        >>> mu, g_in, (g_weight, g_bias) = vjp(linear, torch.ones(4, 3), torch.ones_like, tuple(linear.parameters()))
+        >>> mu.shape, g_in.shape, g_bias
+        (torch.Size([4, 2]), torch.Size([4, 3]), tensor([-4., -4.]))
     """
     if torch.is_inference_mode_enabled():  # it knows no gradients
         with torch.inference_mode(False):
@@ -93,6 +99,12 @@ def loss_vjp(
     Raises:
         ValueError: the loss does not have the shape (B,).
         RuntimeError: the module wrote into its input.
+
+    Example:
+        >>> from mujou_pc.loss import MSELoss
+        >>> y_hat, g_in, _ = loss_vjp(torch.nn.Identity(), torch.ones(2, 3), MSELoss(), torch.zeros(2, 3))
+        >>> g_in[0]
+        tensor([0.6667, 0.6667, 0.6667])
     """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
@@ -128,6 +140,14 @@ def relax_(
         dt: seconds; 0 moves nothing.
         tau: the time constants.
         relaxer: what moves r.
+
+    Example:
+        >>> from mujou_pc.relax import Euler
+        >>> r, lam, g = torch.zeros(1), torch.zeros(1), torch.ones(1)
+        >>> tau = TimeConstants(h=0.02, lam=0.01, r=0.02)
+        >>> relax_(r, lam, g, dt=tau.period, tau=tau, relaxer=Euler().bind(r))
+        >>> r + lam  # one update of the usual time constants: -g
+        tensor([-1.])
     """
     if dt == 0:
         return
@@ -142,6 +162,10 @@ def select_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     Args:
         values: (B, ...).
         mask: bool (B,); None leaves all as they are.
+
+    Example:
+        >>> select_rows(torch.tensor([1.0, torch.nan]), torch.tensor([True, False]))
+        tensor([1., 0.])
     """
     if mask is None:
         return values

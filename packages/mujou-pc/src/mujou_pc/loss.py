@@ -23,7 +23,13 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MSELoss:
-    """The squared error, averaged over every axis but the batch (as torch.nn.MSELoss does)."""
+    """The squared error, averaged over every axis but the batch (as torch.nn.MSELoss does).
+
+    Example:
+        >>> import torch
+        >>> MSELoss()(torch.ones(2, 3), torch.zeros(2, 3))
+        tensor([1., 1.])
+    """
 
     def __call__(self, y_hat: Tensor, y: Tensor, /) -> Tensor:
         """The losses (B,) of predictions and targets of one shape (B, ...).
@@ -44,6 +50,11 @@ class CrossEntropyLoss:
     """The cross entropy of logits (B, C, ...), averaged over every axis but the batch.
 
     Targets are class numbers (B, ...) of dtype int64, or probabilities in the shape of the logits.
+
+    Example:
+        >>> import torch
+        >>> CrossEntropyLoss()(torch.zeros(2, 3), torch.tensor([0, 2]))
+        tensor([1.0986, 1.0986])
     """
 
     def __call__(self, y_hat: Tensor, y: Tensor, /) -> Tensor:

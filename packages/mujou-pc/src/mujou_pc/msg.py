@@ -69,6 +69,10 @@ def sample_spec(x: TensorSpec, y: TensorSpec) -> DictSpec:
     Args:
         x: of the input, the batch first.
         y: of the target, with the same batch.
+
+    Example:
+        >>> list(sample_spec(TensorSpec((4, 8)), TensorSpec((4,), torch.int64)).fields)
+        ['x', 'y', 'mask', 'reset']
     """
     flags = _flags(x, y, fill=True)
     return DictSpec({"x": x, "y": y, "mask": flags, "reset": flags})
@@ -80,6 +84,10 @@ def activity_spec(h: TensorSpec, y: TensorSpec) -> DictSpec:
     Args:
         h: of the activity, the batch first.
         y: of the target, with the same batch.
+
+    Example:
+        >>> list(activity_spec(TensorSpec((4, 8)), TensorSpec((4,), torch.int64)).fields)
+        ['h', 'y', 'mask', 'reset', 'time']
     """
     flags = _flags(h, y)
     return DictSpec({"h": h, "y": y, "mask": flags, "reset": flags, "time": TimestampSpec()})
@@ -91,6 +99,10 @@ def prediction_spec(y_hat: TensorSpec, y: TensorSpec) -> DictSpec:
     Args:
         y_hat: of the output of the last module, the batch first.
         y: of the target, with the same batch.
+
+    Example:
+        >>> list(prediction_spec(TensorSpec((4, 3)), TensorSpec((4,), torch.int64)).fields)
+        ['y_hat', 'y', 'mask', 'time']
     """
     return DictSpec({"y_hat": y_hat, "y": y, "mask": _flags(y_hat, y), "time": TimestampSpec()})
 
@@ -100,6 +112,10 @@ def gradient_spec(h: TensorSpec) -> TensorSpec:
 
     Args:
         h: of the activity.
+
+    Example:
+        >>> gradient_spec(TensorSpec((4, 2), torch.int64)).dtype
+        torch.float32
     """
     dtype = h.dtype if h.dtype.is_floating_point else torch.get_default_dtype()
     return TensorSpec(h.shape, dtype, h.device)

@@ -52,6 +52,12 @@ class SGD(Optimizer):
 
     Raises:
         ValueError: ``tau`` is not finite and above 0.
+
+    Example:
+        >>> weight = torch.ones(2)
+        >>> SGD(tau=10.0).bind([weight]).step_([torch.ones(2)], elapsed=1.0)
+        >>> weight
+        tensor([0.9000, 0.9000])
     """
 
     tau: float
@@ -103,6 +109,12 @@ class AdamW(Optimizer):
 
     Raises:
         ValueError: a value is out of its range.
+
+    Example:
+        >>> weight = torch.ones(2)
+        >>> AdamW(tau=10.0, tau_m=1.0, tau_v=10.0, weight_decay=0.0).bind([weight]).step_([torch.ones(2)], elapsed=1.0)
+        >>> weight
+        tensor([0.9000, 0.9000])
     """
 
     tau: float

@@ -57,7 +57,15 @@ class Relaxer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Euler(Relaxer):
-    """One explicit step: ``r -= dt / tau_h * force``."""
+    """One explicit step: ``r -= dt / tau_h * force``.
+
+    Example:
+        >>> import torch
+        >>> r = torch.ones(2)
+        >>> Euler().bind(r).step_(r, force=torch.ones(2), dt=0.01, tau_h=0.02)
+        >>> r
+        tensor([0.5000, 0.5000])
+    """
 
     def bind(self, r: Tensor) -> BoundRelaxer:
         """Bind to the deviation of one node."""

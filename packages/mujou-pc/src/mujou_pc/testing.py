@@ -21,6 +21,10 @@ def run(root: Part) -> "ManualRun":
 
     Raises:
         NetworkError: an ``on_start`` raised.
+
+    Example:
+        >>> run(Node(period=0.01)).nodes.keys()
+        dict_keys(['node'])
     """
     timer = VirtualTimer()
     lives = Lifecycle(root, timer)
@@ -35,6 +39,13 @@ class ManualRun(Run):
     Args:
         lives: the nodes.
         engine: what steps them.
+
+    Example:
+        >>> manual = run(Node(period=0.01))
+        >>> manual.step()
+        >>> manual.sleep(0.05)
+        >>> manual.stats()["node"].updates
+        6
     """
 
     def __init__(self, lives: Lifecycle, engine: ByHand) -> None:

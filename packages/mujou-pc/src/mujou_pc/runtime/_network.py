@@ -25,6 +25,14 @@ class Network:
     Raises:
         WiringError: a ``Port`` is neither joined nor shown, or is joined twice; two ends do not fit; a name is taken or
             not a plain name; a node is in two networks; two nodes share a module or a weight. The ends are named.
+
+    Example:
+        >>> from mujou_pc.runtime import IntSpec
+        >>> first, second = Node(period=0.01), Node(period=0.01)
+        >>> first.next, second.prev = Port(sends=IntSpec()), Port(receives=IntSpec())
+        >>> network = Network({"first": first, "second": second}, connect=[(first.next, second.prev)])
+        >>> [channel.name for channel in network.joined]
+        ['first.next->second.prev']
     """
 
     def __init__(
@@ -66,6 +74,10 @@ class Group:
 
     Raises:
         WiringError: as ``Network``.
+
+    Example:
+        >>> list(Group({"left": Node(period=0.01), "right": Node(period=0.02)}).parts)
+        ['left', 'right']
     """
 
     def __init__(self, parts: Mapping[str, "Part"]) -> None:

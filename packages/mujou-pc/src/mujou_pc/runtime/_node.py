@@ -24,6 +24,19 @@ class Node:
 
     Raises:
         ValueError: ``period`` is not finite and at least a nanosecond.
+
+    Example:
+        >>> from mujou_pc import testing
+        >>> class Counts(Node):
+        ...     count = 0
+        ...
+        ...     def on_update(self, dt):
+        ...         self.count += 1
+        >>> node = Counts(period=0.01)
+        >>> with testing.run(node) as run:
+        ...     run.sleep(0.05)
+        >>> node.count
+        5
     """
 
     def __init__(self, *, period: float) -> None:

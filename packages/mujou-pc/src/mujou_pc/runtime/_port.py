@@ -118,6 +118,11 @@ class Port(_End[Received, Sent]):
     Args:
         receives: spec of what comes in; None: nothing does.
         sends: spec of what goes out; None: nothing does.
+
+    Example:
+        >>> from mujou_pc.runtime import IntSpec
+        >>> Port(sends=IntSpec())
+        <Port port receives=None sends=int>
     """
 
     def read(self) -> Received:
@@ -133,7 +138,13 @@ class Port(_End[Received, Sent]):
 
 
 class MultiPort(_End[Received, Sent]):
-    """A port with any number of peers, none included. What is sent goes to all of them."""
+    """A port with any number of peers, none included. What is sent goes to all of them.
+
+    Example:
+        >>> from mujou_pc.runtime import IntSpec
+        >>> MultiPort(receives=IntSpec()).read()
+        ()
+    """
 
     def read(self) -> tuple[Received, ...]:
         """The latest value from each peer, in the order they were joined; zeros from those that have not sent."""
@@ -148,6 +159,11 @@ class Channel:
 
     Raises:
         WiringError: one end sends what the other does not receive, or is a ``Port`` that has a peer already.
+
+    Example:
+        >>> from mujou_pc.runtime import IntSpec
+        >>> Channel(Port(sends=IntSpec()), Port(receives=IntSpec())).name
+        'port->port'
     """
 
     def __init__(self, first: AnyPort, second: AnyPort) -> None:

@@ -43,6 +43,12 @@ def run(root: Part, *, workers: int | None = None, timer: Timer | None = None) -
         NetworkError: an ``on_start`` raised.
         RuntimeError: a node is in another run.
         ValueError: ``workers`` is below 1.
+
+    Example:
+        >>> with run(Node(period=0.01)) as handle:
+        ...     handle.sleep(0.05)
+        ...     list(handle.nodes)
+        ['node']
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, but got {workers}; leave it out for one per node and core")

@@ -27,6 +27,19 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
     Args:
         run: the run; it stands still while its state is copied, and goes on while the file is written.
         path: the file.
+
+    Example:
+        >>> import tempfile
+        >>> from mujou_pc import testing
+        >>> from mujou_pc.runtime import Node
+        >>> run = testing.run(Node(period=0.01))
+        >>> run.sleep(0.05)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(run, f"{folder}/run")
+        ...     resumed = testing.run(Node(period=0.01))
+        ...     load(resumed, f"{folder}/run")
+        >>> resumed.timer.now() == run.timer.now()
+        True
     """
     tensors: dict[str, Tensor] = {}
     tree = _to_json(run.state_dict(), "", tensors)

@@ -82,6 +82,10 @@ class TensorSpec(Spec):
     Raises:
         ValueError: an axis is negative.
         TypeError: ``shape`` is not a tuple of axes.
+
+    Example:
+        >>> print(TensorSpec((4, 8), torch.float64))
+        torch.float64 [4, 8] on cpu
     """
 
     shape: tuple[int, ...]
@@ -192,6 +196,10 @@ class DictSpec(Spec):
 
     Args:
         fields: the spec of each field.
+
+    Example:
+        >>> print(DictSpec({"h": TensorSpec((4, 8), torch.float32), "time": TimestampSpec()}))
+        {h: torch.float32 [4, 8] on cpu, time: Timestamp}
     """
 
     fields: Mapping[str, Spec]

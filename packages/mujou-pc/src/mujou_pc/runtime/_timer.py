@@ -18,6 +18,10 @@ class Timestamp:
 
     Args:
         ns: whole nanoseconds; 0 is before the first write.
+
+    Example:
+        >>> Timestamp(ns=1_500_000_000) - Timestamp(ns=1_000_000_000)
+        0.5
     """
 
     ns: int
@@ -117,7 +121,14 @@ class RealTimer(Timer):
 
 
 class VirtualTimer(Timer):
-    """A timer that moves only by ``advance``: the same program gives the same run."""
+    """A timer that moves only by ``advance``: the same program gives the same run.
+
+    Example:
+        >>> timer = VirtualTimer()
+        >>> timer.advance(0.5)
+        >>> timer.now()
+        Timestamp(ns=1500000000)
+    """
 
     def __init__(self) -> None:
         super().__init__()
