@@ -109,6 +109,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self._flags: tuple[jax.Array, bool] | None = None
         self._holding = False
         self._plan: MeshPlan | None = None
+        self._on_device = False
         self._local: tuple[CompiledStep, dict[tuple[int, ...], CompiledStep]] | None = None
         self._tape: Tape | None = None
 
@@ -253,7 +254,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         write_slots(program.captured.others, result.others)
         if not self._holding:
             traces.value = result.traces
-        if self._plan is not None and program is self._program:
+        if self._plan is not None and not self._on_device:
             assert self.start is not None
             place(self._plan, placed_states(program, traces, self.start))
         return jax.tree.unflatten(program.captured.output_tree, result.outputs)
@@ -454,6 +455,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         """The step is that of the lanes which the states have inside."""
         whole = self._program, self._resetting
         assert self._program is not None
+        self._on_device = True
         example = resized_inputs(self._program.captured)
         if example is not None:
             if self._local is None:
@@ -467,6 +469,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             yield
         finally:
             self._program, self._resetting = whole
+            self._on_device = False
 
     def _map_again(self, lanes: int) -> brainstate.nn.Module:
         assert self._one_sample is not None

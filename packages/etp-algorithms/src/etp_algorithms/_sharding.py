@@ -84,7 +84,7 @@ def make_plan(program: CompiledStep, mesh: Mesh, data: str, model: str | None) -
             raise ValueError(f"the mesh has the axes {', '.join(map(str, mesh.axis_names))}, not {axis!r}.")
     if any(kind is not AxisType.Auto for kind in mesh.axis_types):
         raise ValueError(
-            "the axes of the mesh must be of the type Auto: jax.make_mesh(shape, names, axis_types=(AxisType.Auto, ...))."
+            "the axes of the mesh must be of the type Auto: make it by jax.make_mesh(shape, names, axis_types=...)."
         )
     sizes = {jnp.shape(leaf)[:1] for slot in program.captured.hidden for leaf in slot.read()}
     if len(sizes) != 1 or sizes == {()}:
