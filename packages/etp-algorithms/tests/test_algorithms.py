@@ -90,8 +90,8 @@ def folded(learner, xs, **options):
     return gradient
 
 
-@pytest.mark.parametrize("limit", [None, 1])
-@pytest.mark.parametrize("model", ["adaptive_spiking", "gru", late_output], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("model", "limit"), [("adaptive_spiking", None), ("gru", 1), (late_output, None)], ids=str)
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -360,6 +360,13 @@ def test_eprop_follows_the_paper_written_out_by_hand(kappa, seed):
     np.testing.assert_allclose(found[("W",)], eprop_by_hand(kappa, feedback), rtol=1e-12)
 
 
+def test_random_feedback_is_folded():
+    xs = inputs(batch=2)
+    algorithm = made("eprop", feedback="random", random_feedback_key=3, kappa_filter_decay=0.5)
+    fast, slow = (compiled(spiking_readout, xs[0], 2, algorithm=algorithm, kernels=k) for k in ("auto", "reference"))
+    assert largest_error(list(folded(fast, xs).values()), list(folded(slow, xs).values())) < 1e-12
+
+
 def test_random_feedback_leaves_the_readout_its_own_gradient():
     options = {"feedback": "random", "random_feedback_key": 3}
     found = online(spiking_readout, 2, 1, algorithm=made("eprop", **options))
@@ -472,6 +479,42 @@ def test_untraced_parameters_follow_the_loss_beside_a_modulator():
         else:
             np.testing.assert_allclose(gradient, expected[name], rtol=1e-13)
     assert set(grades.values()) == {"modulated", "exact"}
+
+
+def test_a_pure_step_function_takes_a_modulator_too():
+    def step(params, h, x):
+        h = 0.7 * h + matmul(x, params["W"])
+        return h, h
+
+    xs, params = inputs(batch=2), {"W": array(0, IN, N)}
+    learner = ea.functional.compile_step_function(step, params, jnp.zeros((2, N)), xs[0], algorithm="three_factor")
+    reward = jnp.array([1.0, -2.0])
+
+    @jax.jit
+    def gradient(reward):
+        return jax.grad(lambda p: learner.apply(p, learner.init(), xs[0], modulator=reward)[1].sum())(params)["W"]
+
+    np.testing.assert_allclose(gradient(reward), jnp.einsum("bi,b,o->io", xs[0], reward, jnp.ones(N)), rtol=1e-13)
+    every = MultiStepData(jnp.tile(reward, (len(xs), 1)))
+    windowed = jax.grad(lambda p: learner.apply_window(p, learner.init(), xs, modulator=every)[1].sum())(params)["W"]
+    trace, total = jnp.zeros((2, IN)), 0.0
+    for x in xs:
+        trace = 0.7 * trace + x
+        total += jnp.einsum("bi,b,o->io", trace, reward, jnp.ones(N))
+    np.testing.assert_allclose(windowed, total, rtol=1e-13)
+
+
+def test_a_sequence_may_take_over_what_an_algorithm_keeps():
+    def step(params, h, x):
+        h = 0.7 * h + matmul(x, params["W"])
+        return h, h
+
+    x, params = inputs(batch=2)[0], {"W": array(0, IN, N)}
+    learner = ea.functional.compile_step_function(step, params, jnp.zeros((2, N)), x, algorithm="uoro")
+    first, _ = learner.apply(params, learner.init(), x)
+    second = learner.init(after=first)
+    np.testing.assert_array_equal(second.traces["key"], first.traces["key"])
+    assert float(jnp.abs(second.traces["weights"]["W"]).max()) == 0.0
 
 
 def test_a_modulator_by_group_and_its_mistakes():

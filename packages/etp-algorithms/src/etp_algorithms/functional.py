@@ -20,6 +20,7 @@ from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._engine import TraceAlgorithm, run_window
 from etp_algorithms._learner import Learner
+from etp_algorithms._modulator import read_modulator
 from etp_algorithms._report import TrustReport, make_report
 
 __all__ = ["Carry", "FunctionalLearner", "compile_step_function"]
@@ -54,23 +55,28 @@ class FunctionalLearner:
     _captured: CapturedFunction = field(repr=False)
     _hidden: Any = field(repr=False)
 
-    def init(self, hidden: Any = None) -> Carry:
+    def init(self, hidden: Any = None, *, after: Carry | None = None) -> Carry:
         """The carry of a sequence's start.
 
         Args:
             hidden: the hidden state to start from; None takes the one the step was compiled with.
+            after: the carry of an earlier sequence; what an algorithm keeps from one to the next (random signs of
+                UORO, synthetic gradients of DNI) goes on from there.
         """
         start = self._hidden if hidden is None else hidden
         self._captured.hidden.flatten(start)
-        return Carry(start, self.algorithm.init(self.graph))
+        if after is None:
+            return Carry(start, self.algorithm.init(self.graph))
+        return Carry(start, self.algorithm.reset(self.graph, after.traces))
 
-    def apply(self, params: Any, carry: Carry, x: Any) -> tuple[Carry, Any]:
+    def apply(self, params: Any, carry: Carry, x: Any, *, modulator: Any = None) -> tuple[Carry, Any]:
         """Run one step and roll the traces.
 
         Args:
             params: the parameters.
             carry: from :meth:`init` or the call before.
             x: the input of one step.
+            modulator: for an algorithm that takes one; as for :meth:`Learner.update`.
 
         Returns:
             The new carry and the output.
@@ -78,15 +84,16 @@ class FunctionalLearner:
         Raises:
             ValueError: an argument has another structure, shape or dtype than compiled for.
         """
-        return self._run(params, carry, self._captured.x.flatten(x), None)
+        return self._run(params, carry, self._captured.x.flatten(x), None, modulator)
 
-    def apply_window(self, params: Any, carry: Carry, xs: Any) -> tuple[Carry, Any]:
+    def apply_window(self, params: Any, carry: Carry, xs: Any, *, modulator: Any = None) -> tuple[Carry, Any]:
         """Run a window of steps in one scan: reverse mode inside it is exact for every parameter.
 
         Args:
             params: the parameters.
             carry: from :meth:`init` or the call before.
             xs: the inputs, time leading.
+            modulator: for an algorithm that takes one; in :class:`MultiStepData` with a leading time axis.
 
         Returns:
             The new carry and the outputs, time leading.
@@ -97,8 +104,8 @@ class FunctionalLearner:
         leaves = jax.tree.leaves(xs)
         if not leaves or not jax.numpy.ndim(leaves[0]):
             raise ValueError("a window needs inputs whose leading axis is time; use apply for one step.")
-        arguments = self._captured.x.flatten(xs, length=jax.numpy.shape(leaves[0])[0])
-        return self._run(params, carry, arguments, True)
+        length = jax.numpy.shape(leaves[0])[0]
+        return self._run(params, carry, self._captured.x.flatten(xs, length=length), length, modulator)
 
     @property
     def report(self) -> TrustReport:
@@ -106,9 +113,12 @@ class FunctionalLearner:
         traces = jax.eval_shape(lambda: self.algorithm.init(self.graph))
         return make_report(self.algorithm, self.graph, traces, self.graph.diagnostics)
 
-    def _run(self, params: Any, carry: Carry, arguments: list[Any], stacked: bool | None) -> tuple[Carry, Any]:
+    def _run(
+        self, params: Any, carry: Carry, arguments: list[Any], length: int | None, modulator: Any
+    ) -> tuple[Carry, Any]:
         captured = self._captured
         learned, constants = captured.split(params)
+        signals, stacked = read_modulator(self.algorithm, self.graph, modulator, length)
         result = run_window(
             self.graph,
             self.algorithm,
@@ -117,7 +127,9 @@ class FunctionalLearner:
             others=[],
             traces=carry.traces,
             arguments=[*constants, *arguments],
-            stacked=None if stacked is None else (False,) * len(constants) + (True,) * len(arguments),
+            stacked=None if length is None else (False,) * len(constants) + (True,) * len(arguments),
+            modulator=signals,
+            modulator_stacked=stacked,
         )
         hidden = captured.hidden.tree.unflatten(result.hidden)
         return Carry(hidden, result.traces), captured.output_tree.unflatten(result.outputs)

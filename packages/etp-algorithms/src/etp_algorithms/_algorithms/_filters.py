@@ -36,6 +36,8 @@ def filter_back(
         earlier = here if at_exit else tuple(a + decay * b for a, b in zip(g, later, strict=True))
         return (tuple(decay * h for h in earlier) if at_exit else earlier), found
 
+    if not outputs:
+        return (), ()
     start = tuple(jnp.zeros_like(g[0]) for g in outputs)
     first, found = jax.lax.scan(back, start, (tuple(outputs), tuple(drives)), reverse=True)
     return found, first
