@@ -8,13 +8,18 @@
     etp.D_RTRL    # etp_algorithms.D_RTRL
     etp.nn        # a module: etp_ops.nn; etp.oracle and etp.testing likewise
     etp.pc        # mujou_pc; needs `pip install "etp-suite[pc]"`
+
+A name of braintrace 0.2 that is called otherwise here works with a ``DeprecationWarning``; one that has no counterpart
+says what to use instead.
 """
 
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from etp._names import INSTALL, MODULES, NAMES, POPULATED_BY
+from etp._renamed import RENAMED, REPLACED
 
 if TYPE_CHECKING:
     import etp_algorithms
@@ -33,13 +38,14 @@ if TYPE_CHECKING:
     __all__ += etp_core.__all__
     __all__ += etp_ops.__all__
     __all__ += etp_algorithms.__all__
+    __version__: str
 else:
     _MODULE_OF = {name: module for module, names in NAMES.items() for name in names}
     __all__ = sorted([*_MODULE_OF, *MODULES])
 
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF and name not in MODULES:
-            raise AttributeError(f"module 'etp' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            return _under_another_name(name)
         module_name = MODULES.get(name) or _MODULE_OF[name]
         try:
             for needed in POPULATED_BY.get(name, ()):
@@ -52,6 +58,19 @@ else:
             ) from error
         value = module if name in MODULES else getattr(module, name)
         globals()[name] = value
+        return value
+
+    def _under_another_name(name: str) -> object:
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("etp-suite")
+        elif name in RENAMED:
+            value = __getattr__(RENAMED[name])
+            warnings.warn(f"etp.{name} is called etp.{RENAMED[name]}", DeprecationWarning, stacklevel=3)
+        else:
+            remedy = f"; {REPLACED[name]}" if name in REPLACED else ""
+            message = f"module 'etp' has no attribute {name!r}{remedy}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        globals()[name] = value  # so that it warns once
         return value
 
     def __dir__() -> list[str]:
