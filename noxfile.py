@@ -29,6 +29,12 @@ BENCHMARKS = [
     for path in ["benchmarks", *(f"packages/{p}/benchmarks" for p in PACKAGES)]
     if any((ROOT / path).glob("**/bench_*.py"))
 ]
+# Programs that one session compiled serve the next; the key of the cache holds the versions of JAX and XLA.
+COMPILED = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".nox" / "compiled"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 
@@ -194,7 +200,7 @@ def run_tests(session: nox.Session, package: str, *options: str, thorough: bool 
     The thorough ones repeat one check over many models, operators or options; they run once for each line of JAX.
     """
     chosen = () if thorough or options else ("-m", "not property and not gpu and not soak and not thorough")
-    session.run("pytest", f"packages/{package}/tests", *chosen, *options)
+    session.run("pytest", f"packages/{package}/tests", *chosen, *options, env=COMPILED)
     if not options:
         session.run("pytest", "--doctest-modules", "--pyargs", import_name(package), success_codes=[0, 5])
 
