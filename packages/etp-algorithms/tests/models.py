@@ -265,6 +265,14 @@ def one_drive_two_groups(self, x):
     return self.h.value * self.k.value
 
 
+@cell({"h": (N,), "k": (N,)}, lambda: {"W": array(0, IN, N)})
+def one_drive_two_orders(self, x):
+    y = matmul(x, self.W.value)
+    self.h.value = 0.7 * self.h.value + y
+    self.k.value = jnp.tanh(0.5 * self.k.value + y[..., ::-1])
+    return self.h.value * self.k.value
+
+
 @cell({"h": (N,)}, lambda: {"W": array(0, IN, N), "b": array(1, N)})
 def bias_from_data(self, x):
     self.h.value = 0.7 * self.h.value + matmul(x, self.W.value, jnp.ones(N) * 0.3) + element_wise(self.b.value)
@@ -313,6 +321,7 @@ EXACT = {
     "conditional": conditional,
     "independent_groups": independent_groups,
     "one_drive_two_groups": one_drive_two_groups,
+    "one_drive_two_orders": one_drive_two_orders,
     "bias_from_data": bias_from_data,
     "detached_reset": detached_reset,
     "state_read_twice": state_read_twice,
@@ -432,6 +441,7 @@ RELATIONS = {
     "conditional": [("etp_mm", "W", "h")],
     "independent_groups": [("etp_mm", "V", "k"), ("etp_mm", "W", "h")],
     "one_drive_two_groups": [("etp_mm", "W", "h,k")],
+    "one_drive_two_orders": [("etp_mm", "W", "h,k")],
     "bias_from_data": [("etp_elemwise", "b", "h"), ("etp_mm", "W", "h")],
     "detached_reset": [("etp_mm", "W", "h")],
     "state_read_twice": [("etp_mm", "W", "h")],

@@ -4,15 +4,16 @@ import pytest
 
 from etp_algorithms import oracle
 
-from .helpers import STEPS, facts, online, reference
-from .models import DIAGONAL, EXACT, RELATIONS
+from .helpers import STEPS, compiled, facts, online, reference, trusts
+from .models import DIAGONAL, EXACT, RELATIONS, inputs
+from .spiking_models import SPIKING
 
 pytestmark = pytest.mark.thorough
 
 BATCHES = [pytest.param(2, id="batched"), pytest.param(None, id="unbatched")]
 CASES = [
     pytest.param(2, 1, id="batched-1"),
-    pytest.param(2, 2, id="batched-2"),
+    pytest.param(2, 3, id="batched-3"),
     pytest.param(None, 1, id="unbatched-1"),
 ]
 ALL = {**EXACT, **{name: row[0] for name, row in DIAGONAL.items()}}
@@ -23,6 +24,16 @@ ALL = {**EXACT, **{name: row[0] for name, row in DIAGONAL.items()}}
 def test_what_is_promised_exact_equals_backpropagation_through_time(name, batch, window):
     expected = reference(EXACT[name], batch)
     assert oracle.relative_deviation(online(EXACT[name], batch, window), expected) < 1e-13
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("name", SPIKING)
+def test_spiking_models_of_one_to_five_states_are_exact(name, window):
+    factory, states = SPIKING[name]
+    assert oracle.relative_deviation(online(factory, 2, window), reference(factory, 2)) < 1e-13
+    learner = compiled(factory, inputs()[0], 2)
+    assert [group.num_state for group in learner.graph.hidden_groups] == [states]
+    assert set(trusts(learner).values()) == {"exact"}
 
 
 @pytest.mark.parametrize("batch", BATCHES)

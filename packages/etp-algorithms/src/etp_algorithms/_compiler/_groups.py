@@ -95,16 +95,30 @@ def find_hidden_groups(
     for leaf in step.hidden:
         if leaf.differentiable:
             by_shape.setdefault(leaf.varshape, []).append(leaf)
-    spaces, found, diagnostics = [], [], []
-    for number, (varshape, leaves) in enumerate(by_shape.items()):
-        space, noticed = _analyse_space(step, analysis, varshape, leaves)
-        spaces.append(space)
-        diagnostics += noticed
-        found += [(members, coupling, number) for members, coupling in _couple(analysis, space)]
+    spaces: list[PositionSpace] = []
+    found, diagnostics = [], []
+    for varshape, leaves in by_shape.items():
+        for space, noticed in _analyse_apart(step, analysis, varshape, leaves):
+            diagnostics += noticed
+            found += [(members, coupling, len(spaces)) for members, coupling in _couple(analysis, space)]
+            spaces.append(space)
     order = {leaf: n for n, leaf in enumerate(step.hidden)}
     found.sort(key=lambda item: order[item[0][0]])
     groups = tuple(HiddenGroup(n, *item) for n, item in enumerate(found))
     return groups, tuple(spaces), tuple(diagnostics)
+
+
+def _analyse_apart(
+    step: StepProgram, analysis: PositionAnalysis, varshape: tuple[int, ...], leaves: Sequence[HiddenLeaf]
+) -> list[tuple[PositionSpace, list[Diagnostic]]]:
+    """The states of one shape in one space, or, where a drive reaches some of them in another order, in several."""
+    together = _analyse_space(step, analysis, varshape, leaves)
+    if not any(d.kind is DiagnosticKind.MIXED_TAIL for d in together[1]):
+        return [together]
+    parts = _couple(analysis, together[0])
+    if len(parts) == 1:
+        return [together]
+    return [_analyse_space(step, analysis, varshape, members) for members, _ in parts]
 
 
 def own_positions(leaf: HiddenLeaf) -> Labels:
