@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mujou_pc import _autograd
 from mujou_pc.functional import loss_vjp, select_rows, vjp
 from mujou_pc.loss import CrossEntropyLoss, MSELoss
 
@@ -209,6 +210,22 @@ def test_with_every_row_masked_the_gradients_are_exactly_zero():
 def test_a_loss_that_is_not_one_value_for_each_sample_is_refused(loss):
     with pytest.raises(ValueError, match=r"\(B,\) = \[4\]"):
         loss_vjp(nn.Identity(), torch.zeros(4, 2), loss, torch.zeros(4, 2))
+
+
+def test_without_the_engine_torchs_own_function_gives_the_same(monkeypatch):
+    module, h_in = dense(3, 2), torch.randn(4, 3)
+    found = []
+    for engine in (_autograd.ENGINE, None):
+        monkeypatch.setattr(_autograd, "ENGINE", engine)
+        result = vjp(module, h_in, torch.sin, tuple(module.parameters()))
+        found.append([result.mu, result.g_in, *result.g_theta])
+    assert _autograd.ENGINE is None
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_an_error_of_another_shape_than_the_prediction_is_refused():
+    with pytest.raises(ValueError, match=r"shape of the prediction, \[4, 2\], but has \[4, 1\]"):
+        vjp(nn.Linear(3, 2), torch.randn(4, 3), lambda mu: mu[:, :1])
 
 
 def test_in_inference_mode_the_gradients_are_the_same():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mujou_pc._autograd import gradients
 from mujou_pc._time_constants import TimeConstants
 from mujou_pc.loss import Loss
 from mujou_pc.relax import BoundRelaxer
@@ -111,10 +112,11 @@ def loss_vjp(
             return loss_vjp(f, h_in, loss, y, mask, params)
     leaf, y_hat = _run(f, h_in)
     value = y_hat.detach().clone()
-    g_in, *g_theta = _gradients(_total_loss(loss, y_hat, y, mask), (leaf, *params))
+    total = _total_loss(loss, y_hat, y, mask)
+    g_in, *g_theta = _gradients(total, (leaf, *params), torch.ones_like(total))
     if mask is not None and _any_nan(g_theta):
         output = y_hat.detach().requires_grad_()
-        (g_out,) = _gradients(_total_loss(loss, output, y, mask), (output,))
+        (g_out,) = _gradients(_total_loss(loss, output, y, mask), (output,), torch.ones_like(total))
         g_theta = _of_rows_with_target(f, h_in, g_out.neg(), params, mask)
     return Vjp(value, select_rows(g_in.clone(), mask), tuple(g_theta))
 
@@ -222,13 +224,13 @@ def _any_nan(tensors: Sequence[Tensor]) -> bool:
     return any(bool(tensor.isnan().any()) for tensor in tensors)
 
 
-def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad_output: Tensor | None = None) -> list[Tensor]:
+def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad_output: Tensor) -> list[Tensor]:
     """The gradient for each input; zeros where there is none."""
     if output.requires_grad and all([tensor.requires_grad for tensor in inputs]):
-        found = torch.autograd.grad(output, inputs, grad_output, allow_unused=True)
+        found = gradients(output, inputs, grad_output)
     else:
-        wanted = [tensor for tensor in inputs if tensor.requires_grad] if output.requires_grad else []
-        grads = torch.autograd.grad(output, wanted, grad_output, allow_unused=True) if wanted else ()
+        wanted = tuple(tensor for tensor in inputs if tensor.requires_grad) if output.requires_grad else ()
+        grads = gradients(output, wanted, grad_output) if wanted else ()
         of = {id(tensor): grad for tensor, grad in zip(wanted, grads, strict=True)}
         found = [of.get(id(tensor)) for tensor in inputs]
     return [_zeros_for(t, output) if grad is None else grad for t, grad in zip(inputs, found, strict=True)]
