@@ -129,3 +129,61 @@ def test_traces_in_half_precision_stay_close_and_are_stored_small():
         )
 
     assert 1e-6 < oracle.relative_deviation(streamed(jnp.bfloat16), streamed(None)) < 2e-2
+
+
+class Plain(brainstate.nn.Module):
+    """A recurrence through a marked operator only, beside a leak that is a literal."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = brainstate.ParamState(array(0, 7, 4))
+        self.b = brainstate.ParamState(array(1, 4))
+
+    def init_state(self, batch_size=None, **kwargs):
+        lead = () if batch_size is None else (batch_size,)
+        self.h = brainstate.HiddenState(jnp.zeros((*lead, 4)))
+        self.i, self.v = (brainstate.HiddenState(jnp.zeros((*lead, 4))) for _ in range(2))
+
+    def update(self, x):
+        y = etp_ops.matmul(jnp.concatenate([x, self.h.value], -1), self.W.value, self.b.value)
+        self.h.value = jnp.tanh(y)
+        self.i.value = 0.6 * self.i.value + y
+        self.v.value = jnp.tanh(0.7 * self.v.value + self.i.value)
+        return self.h.value + self.v.value
+
+
+def plain(kernels="auto", **options):
+    model = Plain()
+    brainstate.nn.init_all_states(model, batch_size=2)
+    learner = D_RTRL(model, kernels=kernels, **options)
+    learner.compile_graph(array(7, 2, 3))
+    return learner
+
+
+def test_a_trace_that_forgets_or_is_the_same_for_all_outputs_is_kept_small():
+    whole, data, out, one = (2, 7, 4), (2, 7), (2, 4), (2, 1)
+    shapes = [{k: a.shape for k, a in state.items()} for link in plain().traces.value.values() for state in link]
+    assert {"x": data, "df": out} in shapes  # h: nothing recurs
+    assert {"filter": data, "ones": one} in shapes  # i: a linear leak
+    assert shapes.count({"weight": whole, "bias": out}) == 1  # v
+
+
+@pytest.mark.parametrize("signal", ["entry", "exit"])
+@pytest.mark.parametrize("resets", [None, "lanes"])
+def test_small_traces_give_the_gradient_of_whole_ones_step_by_step_and_folded(signal, resets):
+    xs = array(8, 6, 2, 3)
+    flags = None if resets is None else jnp.zeros((6, 2), bool).at[3, 1].set(True)
+    options = {} if flags is None else {"resets": flags}
+
+    def gradients(kernels, **more):
+        learner = plain(kernels, signal=signal, **more)
+        found = learner.etrace_grad(xs[:3], step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum")
+        rest = {k: v[:3] if flags is None else v[3:] for k, v in options.items()}
+        more = learner.etrace_grad(xs[3:], step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", **rest)
+        return jax.tree.leaves((found, more))
+
+    reference = gradients("reference")
+    assert all(float(jnp.abs(g).max()) > 1e-3 for g in reference)
+    for limit in (None, 1):
+        for found, expected in zip(gradients("auto", memory_limit=limit), reference, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)

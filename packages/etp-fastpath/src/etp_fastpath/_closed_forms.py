@@ -94,9 +94,14 @@ def _solve(
         block = next(size for size in range(_MOST, 0, -1) if batch % size == 0)
         if batch == block:
             return unrolled(pairs)
-        blocks = jax.tree.map(lambda a: a.reshape(batch // block, block, *a.shape[1:]), pairs)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(whole, pairs))
-        return jax.lax.scan(lambda total, block: (add(total, unrolled(block)), None), zero, blocks)[0]
+
+        def add_block(total: Trace, start: jax.Array) -> tuple[Trace, None]:
+            # sliced, not reshaped: a reshape would be fused with the update of the trace, which then runs twice
+            taken = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, block), pairs)
+            return add(total, unrolled(taken)), None
+
+        return jax.lax.scan(add_block, zero, jnp.arange(0, batch, block))[0]
 
     add = functools.partial(jax.tree.map, jnp.add)
     # XLA's CPU back-end reduces a leading axis far below the speed at which it streams

@@ -7,6 +7,7 @@ step can cost. Under ``jax.grad`` the two happen in different passes, so learner
 """
 
 import functools
+import operator
 from typing import Any, Literal
 
 import jax
@@ -61,7 +62,7 @@ def _reference(signals: Any, factors: Any, x: jax.Array, df: Any, traces: Any) -
     for row, d, kept in zip(factors, df, traces, strict=True):
         terms: list[Any] = [f[:, None, :] * e.astype(dtype) for f, e in zip(row, traces, strict=True) if f is not None]
         terms += [] if d is None else [x[:, :, None] * d[:, None, :]]
-        new.append(sum(terms[1:], terms[0]).astype(kept.dtype) if terms else jnp.zeros_like(kept))
+        new.append(functools.reduce(operator.add, terms).astype(kept.dtype) if terms else jnp.zeros_like(kept))
     return jnp.asarray(gradient), tuple(new)
 
 
@@ -105,7 +106,7 @@ def _body(structure: Any, count: int, batch: int, *refs: Any) -> None:
         for a, ref in enumerate(new):
             terms: list[Any] = [f[None, :] * e for f, e in zip(factors[a], kept, strict=True) if f is not None]
             terms += [] if df[a] is None else [x[b, :][:, None] * df[a][None, :]]
-            moved = sum(terms[1:], terms[0]) if terms else jnp.zeros(total.shape, total.dtype)
+            moved = functools.reduce(operator.add, terms) if terms else jnp.zeros(total.shape, total.dtype)
             ref[b, :, :] = moved.astype(ref.dtype)
         return total + sum(s[None, :] * e for s, e in zip(signals, kept, strict=True))
 

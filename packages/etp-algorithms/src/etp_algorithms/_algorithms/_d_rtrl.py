@@ -14,6 +14,16 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._algorithms._even import (
+    aligned,
+    contract_even,
+    even_carry,
+    even_term,
+    even_trace,
+    even_window,
+    expand_even,
+    is_even,
+)
 from etp_algorithms._algorithms._factors import gathered, gathered_sequence, known_apart, spread
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._algorithms._rule_calls import (
@@ -31,6 +41,7 @@ from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._trust import ParameterTrust
+from etp_algorithms._compiler._uniform import spread_evenly
 from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
 from etp_algorithms._report import bytes_of
@@ -95,7 +106,11 @@ class ParamDimTraces:
                     shapes = {"x": relation.x.aval, "df": relation.y.aval}
                 zero = {key: jnp.zeros(s.shape, self.trace_dtype or s.dtype) for key, s in shapes.items()}
                 present = self.recursion.present(link)
-                traces[link_key(relation, link)] = tuple(dict(zero) if p else None for p in present)
+                even = self._even(graph, relation, link)
+                filters = even_trace(relation, self.trace_dtype) if even else zero
+                traces[link_key(relation, link)] = tuple(
+                    dict(filters if even and even[a] else zero) if p else None for a, p in enumerate(present)
+                )
         return traces
 
     def reset(self, graph: TraceGraph, traces: Any) -> Any:
@@ -163,7 +178,12 @@ class ParamDimTraces:
                     x, df = (trace[key].astype(signal.dtype) for key in ("x", "df"))
                     yield pull_step(relation, x, signal * df, weights)
         elif kernel is not None:
-            yield kernel.solve(laid_out, kept, fold_batch=relation.primitive.batched)
+            for signal, trace in zip(laid_out, kept, strict=True):
+                if signal is not None and trace is not None and is_even(trace):
+                    yield contract_even(relation, signal, trace, weights)
+            whole = tuple(None if e is None or is_even(e) else e for e in kept)
+            if any(s is not None and e is not None for s, e in zip(laid_out, whole, strict=True)):
+                yield kernel.solve(laid_out, whole, fold_batch=relation.primitive.batched)
         else:
             for signal, trace in zip(laid_out, kept, strict=True):
                 if signal is not None and trace is not None:
@@ -181,6 +201,16 @@ class ParamDimTraces:
         recursion, coupling = self.recursion, graph.hidden_groups[link.group].coupling
         moves = recursion.coupled or any(map(any, coupling)) if recursion.kind == "jacobian" else bool(recursion.leak)
         return not (moves or recursion.kappa)
+
+    def _even(self, graph: TraceGraph, relation: HiddenParamOpRelation, link: GroupLink) -> tuple[bool, ...]:
+        """The states whose trace is the same for all outputs, so that a filter over the data is kept in its place."""
+        recursion, group = self.recursion, graph.hidden_groups[link.group]
+        plain = recursion.kind == "jacobian" and not (recursion.coupled or recursion.kappa)
+        if relation.x is None or not plain or self._kernel(relation, link) is None:
+            return ()
+        if self._forgets(graph, relation, link) or not aligned(relation, link.layout, group.varshape):
+            return ()
+        return spread_evenly(graph, link.group, relation.index)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """``∇w = xy_to_dw(x, ȳ + Dfᵀ λ) + ⟨λ_0, ε_0⟩``: one product over all steps, and one over the entry trace.
@@ -231,7 +261,12 @@ class ParamDimTraces:
                 for e, d in zip(kept, df, strict=True)
             )
         if kernel is not None:
-            terms = kernel.instant(x, df, relation.static.get("has_bias", False))
+            kept = traces[link_key(relation, link)]
+            whole = tuple(None if e is None or is_even(e) else d for e, d in zip(kept, df, strict=True))
+            terms = list(kernel.instant(x, whole, relation.static.get("has_bias", False)))
+            for a, (e, d) in enumerate(zip(kept, df, strict=True)):
+                if e is not None and d is not None and is_even(e):
+                    terms[a] = even_term(x, d)
         else:
             terms = [None if d is None else instant(relation, link, x, d, weights) for d in df]
         return self._advance(relation, link, traces, jacobian.transition, terms)
@@ -249,7 +284,15 @@ class ParamDimTraces:
                 rolled[link_key(relation, link)] = self._step(graph, relation, link, traces, last, x, operands[r])
                 continue
             carried = [carried_inputs(link.layout, suffix, jacobian.inputs[r]) for suffix in swept.suffixes]
-            terms = [None if c is None else window(relation, link, xs, c, operands[r]) for c in carried]
+            kept = traces[link_key(relation, link)]
+            terms = [
+                None
+                if c is None or e is None
+                else even_window(xs, c)
+                if is_even(e)
+                else window(relation, link, xs, c, operands[r])
+                for c, e in zip(carried, kept, strict=True)
+            ]
             rolled[link_key(relation, link)] = self._advance(relation, link, traces, swept.whole, terms)
         return rolled
 
@@ -271,7 +314,15 @@ class ParamDimTraces:
             for row in factors
         )
         if kernel is not None:
-            carried = kernel.recurrent(laid_out, old)
+            even = [e is not None and is_even(e) for e in old]
+            spread_out = tuple(
+                expand_even(relation, kernel, e) if e is not None and flag else e
+                for e, flag in zip(old, even, strict=True)
+            )
+            rows = tuple(tuple(None for _ in row) if flag else row for row, flag in zip(laid_out, even, strict=True))
+            carried = list(kernel.recurrent(rows, spread_out))
+            for a, flag in enumerate(even):
+                carried[a] = even_carry(laid_out[a], old) if flag else carried[a]
         else:
             carried = [self._carry(relation, link, row, old) for row in laid_out]
         new: list[Trace | None] = []

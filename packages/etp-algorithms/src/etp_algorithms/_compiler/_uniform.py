@@ -5,6 +5,7 @@ What is known when the step is compiled need not be recorded, stacked over time 
 """
 
 import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,9 @@ from jax.core import Tracer
 
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._transitions import GroupJacobian, Transition, evaluate_transition
-from etp_core.jaxpr import Atom, Constant, Program, Variable, trace
+from etp_core.jaxpr import Atom, Constant, Equation, Variable, trace
 
-__all__ = ["Uniform", "uniform_entries"]
+__all__ = ["Uniform", "spread_evenly", "uniform_entries"]
 
 
 @jax.tree_util.register_static
@@ -39,18 +40,70 @@ class Uniform:
 @functools.lru_cache(maxsize=16)
 def uniform_entries(graph: TraceGraph) -> tuple[tuple[float | None, ...], ...]:
     """For every group the known numbers among the leaves of its Jacobians, None for the others."""
-    return tuple(_uniform_leaves(t) if t.links else () for t in graph.transitions)
+    return tuple(_uniform_leaves(graph, t)[0] if t.links else () for t in graph.transitions)
 
 
-def _uniform_leaves(transition: Transition) -> tuple[float | None, ...]:
+@functools.lru_cache(maxsize=64)
+def spread_evenly(graph: TraceGraph, group: int, relation: int) -> tuple[bool, ...]:
+    """For every state whether its trace for ``relation`` is the same along the last axis of the positions.
+
+    It is where what drives the state and what moves it are, from itself and from such states.
+    """
+    _, structure, even_leaves = _uniform_leaves(graph, graph.transitions[group])
+    jacobian = jax.tree.unflatten(structure, even_leaves)
+    even = [d is not False for d in jacobian.inputs[relation]]
+    for _ in range(len(even)):
+        for a, row in enumerate(jacobian.transition):
+            even[a] = even[a] and all(d is None or (d and even[b]) for b, d in enumerate(row))
+    return tuple(even)
+
+
+def _uniform_leaves(
+    graph: TraceGraph, transition: Transition
+) -> tuple[tuple[float | None, ...], Any, tuple[bool, ...]]:
+    """The known numbers among the leaves, their structure, and which are the same along the last axis."""
     probes = tuple(transition.probes)
+    structures: list[Any] = []
 
     def jacobian(*values: Any) -> GroupJacobian:
-        return evaluate_transition(transition, dict(zip(probes, values, strict=True)))
+        found = evaluate_transition(transition, dict(zip(probes, values, strict=True)))
+        structures.append(jax.tree.structure(found))
+        return found
 
     program = trace(jacobian, *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in probes))
-    known = _propagate(program)
-    return tuple(_number(atom, known) for atom in program.outputs)
+    known_before = _propagate(graph.step.equations, {})
+    even_before = _even_variables(graph.step.equations, known_before, ())
+    probed = list(zip(program.inputs, probes, strict=True))
+    known = _propagate(program.equations, {v: known_before[p] for v, p in probed if p in known_before})
+    even = _even_variables(program.equations, known, [v for v, p in probed if p in even_before])
+    numbers = tuple(_number(atom, known) for atom in program.outputs)
+    return numbers, structures[0], tuple(_is_even(atom, known, even) for atom in program.outputs)
+
+
+_ELEMENT_BY_ELEMENT = frozenset(
+    "add add_any and copy convert_element_type div max min mul neg not or select_n sub".split()
+)
+
+
+def _even_variables(
+    equations: Sequence[Equation], known: dict[Variable, float], given: Iterable[Variable]
+) -> set[Variable]:
+    """The variables that are the same along their last axis, for all that the equations say."""
+    even = set(given)
+    for equation in equations:
+        name, (first, *rest) = equation.primitive.name, equation.inputs or (None,)
+        if name == "broadcast_in_dim" and first is not None and equation.outputs[0].aval.shape:
+            shape, axes = first.aval.shape, tuple(equation.params["broadcast_dimensions"])
+            last = len(equation.outputs[0].aval.shape) - 1
+            if last not in axes or shape[axes.index(last)] == 1 or _is_even(first, known, even):
+                even.add(equation.outputs[0])
+        elif name in _ELEMENT_BY_ELEMENT and all(_is_even(a, known, even) for a in (first, *rest) if a is not None):
+            even.add(equation.outputs[0])
+    return even
+
+
+def _is_even(atom: Atom, known: dict[Variable, float], even: set[Variable]) -> bool:
+    return atom.aval.shape == () or (isinstance(atom, Variable) and atom in even) or _number(atom, known) is not None
 
 
 _SAME = frozenset("broadcast_in_dim convert_element_type copy copy_p reshape squeeze transpose".split())
@@ -66,10 +119,10 @@ _ARITHMETIC = {
 }
 
 
-def _propagate(program: Program) -> dict[Variable, float]:
+def _propagate(equations: Sequence[Equation], given: dict[Variable, float]) -> dict[Variable, float]:
     """The variables that are one known number."""
-    known: dict[Variable, float] = {}
-    for equation in program.equations:
+    known = dict(given)
+    for equation in equations:
         name, numbers = equation.primitive.name, [_number(atom, known) for atom in equation.inputs]
         if len(equation.outputs) != 1 or None in numbers or not _is_floating(equation.outputs[0]):
             continue
