@@ -28,6 +28,8 @@ ALGORITHMS = {
     "pp_prop": lambda m, **o: ea.pp_prop(m, 0.9, **o),
     "exit": lambda m, **o: ea.D_RTRL(m, signal="exit", **o),
 }
+if hasattr(ea, "EProp"):
+    ALGORITHMS["eprop"] = lambda m, **o: ea.EProp(m, kappa_filter_decay=0.8, **o)
 
 
 def factory_of(name):

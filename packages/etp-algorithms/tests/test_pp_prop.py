@@ -154,7 +154,7 @@ def test_filters_keep_the_dtype_they_are_given(dtype):
 
 
 def test_a_decay_that_rounds_to_one_is_refused():
-    with pytest.raises(ValueError, match=r"input decay 0\.999 rounds to 1 in bfloat16"):
+    with pytest.raises(ValueError, match=r"input decay 0\.999 cannot be held in bfloat16, where it rounds to 1"):
         learner_of(decay=0.999, trace_dtype=jnp.bfloat16)
 
 

@@ -23,6 +23,7 @@ from etp_algorithms._compiler._groups import HiddenGroup
 from etp_algorithms._compiler._positions import NONE
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
 from etp_algorithms._compiler._trust import ParameterTrust
+from etp_algorithms._compiler._uniform import Uniform
 from etp_algorithms._engine import (
     BootstrappingAlgorithm,
     FoldedSteps,
@@ -166,22 +167,29 @@ class _FoldingResets(_Resets):
     _inner: FoldingAlgorithm
 
     def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
-        return self._inner.roll(graph, traces, _cut(*values), tracked)
+        return self._inner.roll(graph, traces, _cut(graph, *values), tracked)
 
     def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands) -> Any:
-        return self._inner.roll_window(graph, traces, _cut(*values), tracked)
+        return self._inner.roll_window(graph, traces, _cut(graph, *values), tracked)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands) -> tuple[Operands, Any]:
-        return self._inner.fold(graph, traces, steps._replace(values=_cut(*steps.values)), tracked)
+        return self._inner.fold(graph, traces, steps._replace(values=_cut(graph, *steps.values)), tracked)
 
 
-def _cut(values: StepValues, flags: jax.Array) -> StepValues:
+def _cut(graph: TraceGraph, values: StepValues, flags: jax.Array) -> StepValues:
     """The values of steps that remember nothing in flagged lanes."""
 
-    def zero(factor: jax.Array) -> jax.Array:
-        return jnp.where(_spread(flags, factor), 0, factor)
+    def zero(factor: Any, group: HiddenGroup) -> Any:
+        if isinstance(factor, Uniform):
+            lead = flags.shape[: flags.ndim - (len(group.varshape) > 0 and flags.shape[-1:] == group.varshape[:1])]
+            dtype = group.leaves[0].input.aval.dtype
+            factor = jnp.full((*lead, *group.varshape), factor.value, dtype)
+        return None if factor is None else jnp.where(_spread(flags, factor), 0, factor)
 
-    cut = [None if j is None else j._replace(transition=jax.tree.map(zero, j.transition)) for j in values.jacobians]
+    cut = [
+        None if j is None else j._replace(transition=tuple(tuple(zero(f, g) for f in row) for row in j.transition))
+        for g, j in zip(graph.hidden_groups, values.jacobians, strict=True)
+    ]
     return values._replace(jacobians=tuple(cut))
 
 

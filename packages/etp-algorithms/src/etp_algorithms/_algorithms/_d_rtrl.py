@@ -88,7 +88,8 @@ class ParamDimTraces:
         for relation in graph.hidden_param_op_relations:
             for kind in ("dt_to_t", "xy_to_dw", "init_drtrl"):
                 relation.primitive.require_rule(kind, self.name)
-        self.recursion.check_dtype(self.trace_dtype)
+        states = {leaf.input.aval.dtype for g in graph.hidden_groups for leaf in g.leaves if leaf.differentiable}
+        self.recursion.check_dtype(*states, *(() if self.trace_dtype is None else (self.trace_dtype,)))
         if self.signal.feedback:
             self.signal.feedback.check(graph)
 

@@ -46,5 +46,6 @@ def filter_back(
 def decayed_sum(decay: float, start: jax.Array, terms: jax.Array) -> jax.Array:
     """``α^K start + Σ_t α^(K−t) terms_t``."""
     length = terms.shape[0]
-    weights = jnp.asarray(decay, terms.dtype) ** jnp.arange(length - 1, -1, -1)
-    return jnp.asarray(decay, terms.dtype) ** length * start.astype(terms.dtype) + jnp.tensordot(weights, terms, 1)
+    dtype = jnp.promote_types(jnp.promote_types(start.dtype, terms.dtype), jnp.float32)  # which holds a decay near 1
+    weights = jnp.asarray(decay, dtype) ** jnp.arange(length - 1, -1, -1)
+    return jnp.asarray(decay, dtype) ** length * start.astype(dtype) + jnp.tensordot(weights, terms.astype(dtype), 1)

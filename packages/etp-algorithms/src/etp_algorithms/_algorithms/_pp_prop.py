@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._filters import decayed_sum, filter_back
+from etp_algorithms._algorithms._precision import check_decay_holds, wide_enough
 from etp_algorithms._algorithms._rule_calls import pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
@@ -86,17 +87,13 @@ class FactorisedTraces:
         check_trace_dtype(self.trace_dtype)
 
     def check(self, graph: TraceGraph) -> None:
-        """Raise if a primitive lacks a rule, or a decay rounds to 1 in the trace's dtype."""
+        """Raise if a primitive lacks a rule, or a filter would stall in the dtype of the traces."""
         for relation in graph.hidden_param_op_relations:
             for kind in ("xy_to_dw", "init_pp"):
                 relation.primitive.require_rule(kind, self.name)
-        for side, decay in (("input", self.decay_x), ("output", self.decay_f)):
-            if self.trace_dtype is not None and float(jnp.asarray(decay, self.trace_dtype)) >= 1.0:
-                raise ValueError(
-                    f"the {side} decay {decay} rounds to 1 in {jnp.dtype(self.trace_dtype).name}: the trace would "
-                    f"never forget. Use a smaller decay or a wider trace_dtype."
-                )
-
+        if self.trace_dtype is not None:
+            check_decay_holds("input decay", self.decay_x, self.trace_dtype)
+            check_decay_holds("output decay", self.decay_f, self.trace_dtype)
         if self.signal.feedback:
             self.signal.feedback.check(graph)
 
@@ -111,12 +108,14 @@ class FactorisedTraces:
         for relation in graph.hidden_param_op_relations:
             shape = self._input_shape(relation)
             if shape is not None:
-                inputs[_input_key(graph, relation)] = jnp.zeros(shape.shape, self.trace_dtype or shape.dtype)
+                kept = self.trace_dtype or wide_enough(shape.dtype, self.decay_x)
+                inputs[_input_key(graph, relation)] = jnp.zeros(shape.shape, kept)
             for link in relation.links:
                 init = relation.primitive.require_rule("init_pp", self.name)
                 made = jax.eval_shape(lambda init=init, r=relation: init(r.x, r.y, r.trainable_vars, 1))
                 lanes = (link.layout.lanes,) if link.layout.lanes > 1 else ()
-                zero = jnp.zeros((*lanes, *made.shape[:-1]), self.trace_dtype or made.dtype)
+                kept = self.trace_dtype or wide_enough(made.dtype, self.decay_f)
+                zero = jnp.zeros((*lanes, *made.shape[:-1]), kept)
                 outputs[link_key(relation, link)] = tuple(zero if p else None for p in link.present)
                 # one mass per lane of a batch, since lanes may start anew one by one: an axis of it, ones after
                 lead = zero.shape[: len(lanes) + 1]
@@ -159,7 +158,7 @@ class FactorisedTraces:
 
     def _roll_input(self, relation: HiddenParamOpRelation, old: jax.Array, x: Any, weights: Any) -> jax.Array:
         seen = self._view(relation, x, weights)
-        return (self.decay_x * old.astype(seen.dtype) + seen).astype(old.dtype)
+        return (self.decay_x * _widened(old, seen) + seen).astype(old.dtype)
 
     def _roll_output(
         self, relation: HiddenParamOpRelation, link: GroupLink, old: tuple[jax.Array | None, ...], values: StepValues
@@ -172,12 +171,12 @@ class FactorisedTraces:
                 rolled.append(None)
                 continue
             terms = [
-                self.decay_f * gathered(relation, link.layout, factor) * filtered
+                gathered(relation, link.layout, factor) * (self.decay_f * _widened(filtered, kept))
                 for factor, filtered in zip(row, old, strict=True)
                 if factor is not None and filtered is not None
             ]
             if df is not None:
-                terms.append((1.0 - self.decay_f) * spread(relation, link.layout, df))
+                terms.append((1.0 - self.decay_f) * _widened(jnp.asarray(spread(relation, link.layout, df)), kept))
             rolled.append((add_trees(*terms) if terms else jnp.zeros_like(kept)).astype(kept.dtype))
         return tuple(rolled)
 
@@ -245,7 +244,7 @@ class FactorisedTraces:
 
         begin = {**start, "input": {key: start["input"][key] for key in keys.values()}}
         rolled, (found, seen) = jax.lax.scan(forward, begin, (values, steps.signals))
-        return rolled, found, {r: x.astype(jnp.result_type(x, found[r])) for r, x in seen.items()}
+        return rolled, found, {r: x.astype(found[r].dtype) for r, x in seen.items()}
 
     def _signal(self, relation: HiddenParamOpRelation, traces: Any, signals: Signals) -> jax.Array:
         """``Σ_a s_a ε_f,a / c``, laid out like ``y``."""
@@ -265,7 +264,7 @@ class FactorisedTraces:
         """``ε_x`` and ``Σ_a s_a ε_f,a / c``, the latter laid out like ``y``."""
         x = traces["input"].get(_input_key(graph, relation))
         g = self._signal(relation, traces, signals).astype(relation.y.aval.dtype)
-        return x if x is None else x.astype(jnp.result_type(x, g)), g
+        return x if x is None else x.astype(g.dtype), g
 
     def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array, weights: Any) -> jax.Array:
         return jax.vmap(lambda x: self._view(operator, x, weights))(xs)
@@ -328,6 +327,11 @@ class pp_prop(Learner):
 
 ES_D_RTRL = pp_prop
 IODimVjpAlgorithm = pp_prop
+
+
+def _widened(array: jax.Array, other: jax.Array) -> jax.Array:
+    """``array`` in the precision in which a filter is computed: that of both, and float32 at least."""
+    return array.astype(jnp.promote_types(jnp.promote_types(array.dtype, other.dtype), jnp.float32))
 
 
 def _struct(atom: Any) -> jax.ShapeDtypeStruct:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._algorithms._coupling import coupled_jacobians
+from etp_algorithms._algorithms._precision import check_decay_holds
 from etp_algorithms._algorithms._sweep import Row
 from etp_algorithms._compiler._relations import GroupLink
 from etp_algorithms._compiler._transitions import Factors, GroupJacobian
@@ -59,14 +60,11 @@ class TemporalRecursion:
                 f"exit of each step; use it with signal='exit', or set it to 0."
             )
 
-    def check_dtype(self, dtype: Any) -> None:
-        """Raise if a decay rounds to 1 in the dtype of the traces."""
-        for name, decay in (("leak", self.leak), ("kappa", self.kappa)):
-            if dtype is not None and float(jnp.asarray(decay, dtype)) >= 1.0:
-                raise ValueError(
-                    f"the decay {name}={decay} rounds to 1 in {jnp.dtype(dtype).name}: the trace would never forget. "
-                    f"Use a smaller decay or a wider trace_dtype."
-                )
+    def check_dtype(self, *dtypes: Any) -> None:
+        """Raise if a filter would stall in one of the dtypes that it is computed and stored in."""
+        for dtype in dtypes:
+            check_decay_holds("decay leak =", self.leak, dtype)
+            check_decay_holds("decay kappa =", self.kappa, dtype)
 
     def judge(self, verdict: ParameterTrust) -> ParameterTrust:
         """The verdict on a traced parameter, with what this recurrence adds to it."""
