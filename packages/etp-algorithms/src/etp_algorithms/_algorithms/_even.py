@@ -65,8 +65,9 @@ def even_term(x: jax.Array, df: jax.Array) -> Trace:
     return {"filter": x * df[..., :1], "ones": df[..., :1]}
 
 
-def even_window(xs: jax.Array, carried: jax.Array) -> Trace:
+def even_window(xs: jax.Array | None, carried: jax.Array) -> Trace:
     """What several steps add, time leading."""
+    assert xs is not None
     return {"filter": (xs * carried[..., :1]).sum(0), "ones": carried[..., :1].sum(0)}
 
 
