@@ -62,9 +62,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
-    """Build every wheel and source distribution from published metadata alone."""
+    """Build every wheel and source distribution from published metadata alone; an index would take them as they are."""
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--no-sources", "--quiet", external=True)
+    session.run("uv", "tool", "run", "twine", "check", "--strict", *map(str, DIST.glob("*.*")), external=True)
 
 
 @nox.session(python=DEFAULT, requires=["wheels"])
@@ -116,6 +117,14 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-E", "-W", "-n", "--keep-going", "-q", "docs", "docs/_build/html")
 
 
+@nox.session(python=DEFAULT, requires=["docs"])
+def browser(session: nox.Session) -> None:
+    """Read the built documentation in a browser, if the machine has one; check its links in any case."""
+    sync(session, "--only-group=browser")
+    without_jax = ("-o", "addopts=--import-mode=importlib -ra")
+    session.run("pytest", "tests/test_site.py", *without_jax, *session.posargs, env={"ETP_SITE": "docs/_build/html"})
+
+
 # On request.
 
 
@@ -150,8 +159,15 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(python=DEFAULT, default=False)
+def gallery(session: nox.Session) -> None:
+    """Run the examples in full and keep what they print and draw for the gallery: ``nox -s gallery -- pc_conv``."""
+    sync(session, "--all-packages", "--all-extras", groups=["examples"])
+    session.run("python", ".ci/gallery.py", *session.posargs)
+
+
+@nox.session(python=DEFAULT, default=False)
 def api(session: nox.Session) -> None:
-    """Write tests/public_api.txt anew after a public name came or went."""
+    """Write tests/public_api.txt and public_signatures.txt anew after a public name or a signature changed."""
     sync(session, "--all-packages", "--all-extras", groups=["test"])
     session.run("python", "tests/public_api.py", "--write")
 

@@ -15,6 +15,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "public_api",
+    "sphinx-mathjax-offline",  # the site asks nothing of other hosts
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 suppress_warnings = ["toc.empty_glob"]  # a section may have no page yet
@@ -40,5 +41,6 @@ nitpick_ignore_regex = [(r"py:.*", rf"(?!({OURS})\b).*"), (r"py:.*", rf"({OURS})
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 
 public_api_file = str(ROOT / "tests" / "public_api.txt")
