@@ -11,7 +11,7 @@ from etp_algorithms import MultiStepData
 from etp_ops import matmul
 
 from .helpers import compiled, gradient_of, initialised, largest_error
-from .models import IN, N, Cell, array, inputs
+from .models import IN, Cell, N, array, inputs
 
 XS = inputs(batch=2)
 ALGORITHMS = {

@@ -1,8 +1,8 @@
 """What a decay near 1 loses in a low precision.
 
-A filter ``e ← d e + (1 − d) x`` stored with machine epsilon ``ε`` stops moving once its step is less than half a unit in
-the last place: just below 1 that is ``ε/4``, so that a constant 1 settles ``ε / (4 (1 − d))`` away from 1. A decay that
-loses more than one part in twenty is refused, or kept in float32.
+A filter ``e ← d e + (1 − d) x`` stored with machine epsilon ``ε`` stops moving once its step is less than half a unit
+in the last place: just below 1 that is ``ε/4``, so that a constant 1 settles ``ε / (4 (1 − d))`` away from 1. A decay
+that loses more than one part in twenty is refused, or kept in float32.
 """
 
 from typing import Any
