@@ -124,7 +124,8 @@ def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
 
 def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     if not isinstance(model, brainstate.nn.Module):
-        raise TypeError(f"model must be a brainstate.nn.Module, got {type(model).__name__}.")
+        given = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be a brainstate.nn.Module, got {given}.")
     sizes = {} if batch_size is None else {"batch_size": batch_size}
     brainstate.nn.init_all_states(model, **sizes)
 
