@@ -28,8 +28,9 @@ ALGORITHMS = {
     "pp_prop": lambda m, **o: ea.pp_prop(m, 0.9, **o),
     "exit": lambda m, **o: ea.D_RTRL(m, signal="exit", **o),
 }
-if hasattr(ea, "EProp"):
-    ALGORITHMS["eprop"] = lambda m, **o: ea.EProp(m, kappa_filter_decay=0.8, **o)
+FOLDED = {**ALGORITHMS, "eprop": lambda m, **o: ea.EProp(m, kappa_filter_decay=0.8, **o)}
+WHOLE = {"rtrl": lambda m, **o: ea.RTRL(m), "snap": lambda m, **o: ea.SnAp(m, 2)}
+ALGORITHMS = FOLDED | WHOLE
 
 
 def factory_of(name):
@@ -78,7 +79,7 @@ def together(name, algorithm, chunk_size=None, kernels="auto"):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", FOLDED)
 @pytest.mark.parametrize("name", ["indrnn", "gru"])
 def test_lanes_that_start_anew_give_the_gradient_of_their_episodes_apart(name, algorithm, kernels):
     found, learner = together(name, algorithm, kernels=kernels)
@@ -87,6 +88,11 @@ def test_lanes_that_start_anew_give_the_gradient_of_their_episodes_apart(name, a
     np.testing.assert_allclose(learner.model.h.value, h, atol=1e-13)
     if name == "gru":  # whose traces all have the batch first
         assert largest_error(learner.traces.value, traces) < 1e-12
+
+
+@pytest.mark.parametrize("algorithm", WHOLE)
+def test_traces_that_move_by_the_whole_step_are_cut_with_it(algorithm):
+    assert largest_error(together("gru", algorithm)[0], apart("gru", algorithm)[0]) < 1e-12
 
 
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "pp_prop"])

@@ -34,7 +34,15 @@ from etp_algorithms._engine import (
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues
 from etp_algorithms._stepped import SteppedModel, stepped
 
-__all__ = ["LanedAlgorithm", "check_lanes", "lane_axes", "reset_slots", "resettable", "with_resets"]
+__all__ = [
+    "LanedAlgorithm",
+    "check_lanes",
+    "lane_axes",
+    "moves_by_derivative",
+    "reset_slots",
+    "resettable",
+    "with_resets",
+]
 
 
 @runtime_checkable
@@ -76,6 +84,11 @@ def reset_slots(captured: CapturedModel) -> tuple[StateSlot, ...]:
     """The states that belong to a sequence: hidden and other short-term ones; no statistics, no random keys."""
     others = [slot for slot in captured.others if isinstance(slot.state, brainstate.ShortTermState)]
     return (*captured.hidden, *others)
+
+
+def moves_by_derivative(algorithm: TraceAlgorithm) -> bool:
+    """Whether the traces move by derivatives of the whole step, which a reset is a part of, and by nothing else."""
+    return bool(getattr(algorithm, "moves_by_derivative", False))
 
 
 def check_lanes(graph: TraceGraph, slots: Sequence[StateSlot], lanes: int) -> None:
@@ -146,7 +159,9 @@ class _Resets:
 
     def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
         inner, flags = values
-        return self._inner.roll(graph, _clear(self._inner, graph, traces, flags), inner, tracked)
+        if not moves_by_derivative(self._inner):
+            traces = _clear(self._inner, graph, traces, flags)
+        return self._inner.roll(graph, traces, inner, tracked)
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, tracked: Any) -> Any:
         return self._inner.solve(graph, traces, signals, tracked)
@@ -202,7 +217,7 @@ def _clear(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, flags: jax
     old, tree = jax.tree.flatten(traces)
     cleared = []
     for kept, new, axis in zip(old, jax.tree.leaves(fresh), axes, strict=True):
-        if kept is not new and axis is None:
+        if kept is not new and (axis is None or kept.shape[axis] != flags.shape[0]):
             raise ValueError(
                 f"{algorithm.name} keeps a trace that all lanes share, so single lanes cannot start anew. Start all "
                 f"lanes at once with resets of one flag per step."

@@ -12,10 +12,11 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from etp_algorithms._calls import CompiledStep
-from etp_algorithms._lanes import lane_axes, reset_slots
+from etp_algorithms._lanes import lane_axes, moves_by_derivative, reset_slots
 
 __all__ = ["MeshPlan", "Placed", "make_plan", "place", "placed_states", "run_on_mesh"]
 
@@ -114,6 +115,16 @@ def placed_states(program: CompiledStep, traces: State, start: State) -> list[Pl
             )
         placed.append(Placed(slot.state, (0 if mine else None,) * slot.tree.num_leaves))
     axes = lane_axes(program.algorithm, program.graph, traces.value)
+    sizes = [
+        None if axis is None else leaf.shape[axis]
+        for axis, leaf in zip(axes, jax.tree.leaves(traces.value), strict=True)
+    ]
+    lanes = {jnp.shape(leaf)[:1] for slot in captured.hidden for leaf in slot.read()}
+    if moves_by_derivative(program.algorithm) or any((size,) not in lanes for size in sizes):
+        raise ValueError(
+            f"{program.algorithm.name} keeps traces that cannot be split by lane. Put D_RTRL, pp_prop or one of their "
+            f"kin on a mesh, or a learner of its own on every device."
+        )
     return [*placed, Placed(traces, tuple(axes)), Placed(start, (0,) * len(start.value))]
 
 
@@ -127,7 +138,7 @@ def place(plan: MeshPlan, placed: Sequence[Placed]) -> None:
             one.specs(plan),
             is_leaf=lambda n: isinstance(n, PartitionSpec),
         )
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(one.state.value))
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(one.state.value))
         put = jax.lax.with_sharding_constraint if traced else jax.device_put
         one.state.value = jax.tree.map(put, one.state.value, shardings)
 

@@ -49,6 +49,7 @@ class InfluenceMatrix:
     signal: LearningSignal = AT_ENTRY
     name: str = "RTRL"
     marked_only: bool = field(default=False, init=False)
+    moves_by_derivative: bool = field(default=True, init=False)  # so a reset in the step is all that a reset takes
 
     def check(self, graph: TraceGraph) -> None:
         """Raise if the matrices would be larger than the limit, or a loop has no derivative."""

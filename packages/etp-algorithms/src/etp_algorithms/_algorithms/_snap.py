@@ -56,6 +56,7 @@ class NeighbourTraces:
     signal: LearningSignal = AT_ENTRY
     name: str = "SnAp"
     marked_only: bool = field(default=True, init=False)
+    moves_by_derivative: bool = field(default=True, init=False)  # so a reset in the step is all that a reset takes
 
     def __post_init__(self) -> None:
         check_trace_dtype(self.trace_dtype)
