@@ -6,7 +6,8 @@ A deep LSTM is compiled for D_RTRL and pp_prop; the row ``BPTT`` is ordinary rev
     python benchmarks/compile_cost.py --layers 1 2 4 8 --repeat 3
 
 ``passes`` is the time of the trace compiler; ``trace`` that of JAX's tracing and lowering, ``XLA`` that of XLA's
-compilation, each of one jitted gradient over a window of ``--steps`` steps; the fastest of ``--repeat`` counts.
+compilation, each of one jitted gradient over a window of ``--steps`` steps; the fastest of ``--repeat`` counts. All are
+seconds of CPU, which other work on the machine changes little.
 """
 
 import argparse
@@ -60,9 +61,9 @@ def built(layers: int, width: int, batch: int) -> DeepLSTM:
 def time_passes(layers: int, width: int, batch: int) -> tuple[int, float]:
     """The number of equations and the seconds of the passes over them."""
     step = capture_module(built(layers, width, batch), jnp.zeros((batch, width), jnp.float32)).step
-    start = time.perf_counter()
+    start = time.process_time()
     compile_step(step)
-    return len(step.equations), time.perf_counter() - start
+    return len(step.equations), time.process_time() - start
 
 
 def gradient_of(call, states, single):
@@ -119,16 +120,16 @@ def time_compilation(method, layers, width, batch, steps):
     gradient = METHODS[method](layers, width, batch, steps)
     xs = jax.ShapeDtypeStruct((steps, batch, width), jnp.float32)
     stateful = brainstate.transform.StatefulFunction(gradient, return_only_write=False)
-    start = time.perf_counter()
+    start = time.process_time()
     stateful.make_jaxpr(xs)
     closed = stateful.get_jaxpr(xs)
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     lowered = jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*avals)
-    traced = time.perf_counter()
+    traced = time.process_time()
     jax.clear_caches()
-    start_of_xla = time.perf_counter()
+    start_of_xla = time.process_time()
     lowered.compile()
-    return traced - start, time.perf_counter() - start_of_xla
+    return traced - start, time.process_time() - start_of_xla
 
 
 def main() -> None:

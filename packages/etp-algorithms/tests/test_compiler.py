@@ -273,19 +273,21 @@ warnings.simplefilter("ignore")
 junk = [object() for _ in range(int(sys.argv[2]))]
 out, xs = {}, inputs(batch=2)
 for name, factory in {"lstm": EXACT["lstm_without_recurrence"], "gru": DIAGONAL["gru"][0],
-                      "groups": EXACT["one_drive_two_groups"]}.items():
+                      "groups": EXACT["one_drive_two_groups"], "mean": DIAGONAL["mean_of_state"][0]}.items():
     learner = compiled(factory, xs[0], 2)
     for x in xs[:3]:
         gradients, _ = gradient_of(learner, lambda: jnp.sum(learner(x) ** 2))
     arrays = jax.tree.leaves((gradients, learner.traces.value))
     digest = hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()
     keys = jax.tree_util.tree_flatten_with_path(learner.traces.value)[0]
-    out[name] = [digest, [jax.tree_util.keystr(k) for k, _ in keys], str(learner.report)]
+    graph = learner.graph
+    built = [[e.primitive.name for e in graph.step.equations], [v.aval.str_short() for v in graph.probes]]
+    out[name] = [digest, [jax.tree_util.keystr(k) for k, _ in keys], learner.report.to_dict(), built]
 print(json.dumps(out))
 """
 
 
-def test_another_process_with_another_hash_seed_gives_the_same_bits_keys_and_report():
+def test_another_process_with_another_hash_seed_gives_the_same_graph_bits_keys_and_report():
     tests = str(Path(__file__).parent)
     started = [
         subprocess.Popen(

@@ -1,6 +1,6 @@
 """The table of the documentation: every model of the zoo, its trust, and its gradient beside backpropagation's.
 
-    python -m tests.zoo_table        (in packages/etp-algorithms)
+python -m tests.zoo_table        (in packages/etp-algorithms)
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,10 @@
 
 are taken with every operator's output held as an independent input. Both are total over the dependencies
 inside the group in the same step. After the position analysis each position of ``h′`` depends on itself
-alone, so one reverse pass per state yields a whole row of both for all positions at once.
+alone, so one reverse pass per state yields a whole row of both for all positions at once. A state that reads other new
+states of its group, its *siblings*, is pulled back to them and not through them:
+
+    D_a = ∂h′_a/∂h + Σ_s ∂h′_a/∂h′_s · D_s ,      the like for Df.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
-from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, value_of
+from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, is_differentiable, value_of
 
 __all__ = ["GroupJacobian", "Transition", "build_transitions", "evaluate_transition"]
 
@@ -38,10 +41,11 @@ class GroupJacobian(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Row:
-    """How one hidden state depends on old states and drives; ``constants`` are the other values it reads."""
+    """What one hidden state reads of old states, siblings and drives; ``constants`` are the other values it reads."""
 
     output: Atom
     hidden: tuple[int, ...]
+    siblings: tuple[int, ...]
     drives: tuple[int, ...]
     equations: tuple[Equation, ...]
     constants: tuple[Variable, ...]
@@ -57,6 +61,7 @@ class Transition:
         drives: the outputs of those relations, by relation number.
         cuts: the operands through which no derivative passes.
         rows: one per hidden state.
+        order: the numbers of the rows, siblings before those who read them.
     """
 
     group: HiddenGroup
@@ -64,11 +69,13 @@ class Transition:
     drives: Mapping[int, Variable]
     cuts: Cuts
     rows: tuple[_Row, ...]
+    order: tuple[int, ...]
 
     @property
     def probes(self) -> set[Variable]:
         """The values of a step that :func:`evaluate_transition` reads."""
         constants = {v for row in self.rows for v in row.constants}
+        constants |= {v for row in self.rows for n in row.siblings if isinstance(v := self.rows[n].output, Variable)}
         return constants | {leaf.input for leaf in self.group.leaves} | set(self.drives.values())
 
 
@@ -97,18 +104,42 @@ def _build_transition(
     drives: Mapping[int, Variable],
 ) -> Transition:
     first_state = [next(a for a, (i, _) in enumerate(group.states) if i == n) for n in range(len(group.leaves))]
+    new_states = _new_states(group, links)
     rows = []
     for i, leaf in enumerate(group.leaves):
         a = first_state[i]
-        hidden = tuple(j for j, b in enumerate(first_state) if group.coupling[a][b])
-        fed = tuple(n for n, link in links.items() if link.fed[a])
-        sources = [*(group.leaves[j].input for j in hidden), *(drives[n] for n in fed)]
+        hidden = {group.leaves[j].input: j for j, b in enumerate(first_state) if group.coupling[a][b]}
+        fed = {drives[n]: n for n, link in links.items() if link.fed[a]}
+        siblings = {v: j for v, j in new_states.items() if j != i}
+        sources = [*hidden, *fed, *siblings]
         equations = dependents(analysis.needed([leaf.output], sources, boundary=bears_weight), sources)
         made = {v for e in equations for v in e.outputs}
         read = {v: None for e in equations for v in e.inputs if isinstance(v, Variable) and v not in made}
-        constants = tuple(v for v in read if v not in sources)
-        rows.append(_Row(leaf.output, hidden, fed, tuple(equations), constants))
-    return Transition(group, links, drives, space.cuts, tuple(rows))
+        used = {*read, leaf.output}
+        rows.append(
+            _Row(
+                leaf.output,
+                *(tuple(number for v, number in some.items() if v in used) for some in (hidden, siblings, fed)),
+                tuple(equations),
+                tuple(v for v in read if v not in sources),
+            )
+        )
+    place = {v: n for n, e in enumerate(analysis.equations) for v in e.outputs} if len(rows) > 1 else {}
+    order = sorted(range(len(rows)), key=lambda n: place.get(rows[n].output, -1))
+    return Transition(group, links, drives, space.cuts, tuple(rows), tuple(order))
+
+
+def _new_states(group: HiddenGroup, links: Mapping[int, GroupLink]) -> dict[Variable, int]:
+    """The new states that others of the group may be pulled back to: arrays of one state, and drives of one lane."""
+    if any(leaf.stacked for leaf in group.leaves) or any(link.layout.lanes > 1 for link in links.values()):
+        return {}
+    outputs = [leaf.output for leaf in group.leaves]
+    old = {leaf.input for leaf in group.leaves}
+    return {
+        v: n
+        for n, v in enumerate(outputs)
+        if isinstance(v, Variable) and v not in old and outputs.count(v) == 1 and is_differentiable(v)
+    }
 
 
 def evaluate_transition(transition: Transition, env: Mapping[Variable, Any]) -> GroupJacobian:
@@ -121,12 +152,13 @@ def evaluate_transition(transition: Transition, env: Mapping[Variable, Any]) -> 
     group = transition.group
     factors: list[list[jax.Array | None]] = [[None] * group.num_state for _ in range(group.num_state)]
     inputs: dict[int, list[jax.Array | None]] = {n: [None] * group.num_state for n in transition.links}
-    for i, row in enumerate(transition.rows):
-        if not (row.hidden or row.drives):
+    for i in transition.order:
+        row = transition.rows[i]
+        if not (row.hidden or row.drives or row.siblings):
             continue
         pull = _linearise(transition, row, env)
         for a in (a for a, (leaf, _) in enumerate(group.states) if leaf == i):
-            hidden, driven = pull(_unit(row.output, group.states[a][1]))
+            hidden, siblings, driven = pull(_unit(row.output, group.states[a][1]))
             for b, (j, column) in enumerate(group.states):
                 if j in row.hidden:
                     whole = hidden[row.hidden.index(j)]
@@ -134,23 +166,53 @@ def evaluate_transition(transition: Transition, env: Mapping[Variable, Any]) -> 
             for n, cotangent in zip(row.drives, driven, strict=True):
                 if transition.links[n].layout.lanes == 1:
                     inputs[n][a] = cotangent
+            for s, slope in zip(row.siblings, siblings, strict=True):  # with siblings, states and arrays are one to one
+                _add_through(transition, a, s, slope, factors, inputs)
         for n in row.drives:
             if transition.links[n].layout.lanes > 1:
                 _fill_broadcast(transition, row, i, n, pull, inputs[n])
     return GroupJacobian(tuple(map(tuple, factors)), {n: tuple(df) for n, df in inputs.items()})
 
 
+def _add_through(
+    transition: Transition,
+    a: int,
+    s: int,
+    slope: jax.Array,
+    factors: list[list[jax.Array | None]],
+    inputs: Mapping[int, list[jax.Array | None]],
+) -> None:
+    """Add what state ``a`` owes to its sibling ``s``: the sibling's row times ``slope``, position by position."""
+    for b, factor in enumerate(factors[s]):
+        if factor is not None and transition.group.coupling[a][b]:
+            factors[a][b] = _plus(factors[a][b], slope * factor)
+    for n, df in inputs.items():
+        link = transition.links[n]
+        theirs = df[s]
+        if theirs is not None and link.fed[a]:
+            df[a] = _plus(df[a], link.layout.gather(slope) * theirs)
+
+
+def _plus(sum_: jax.Array | None, term: jax.Array) -> jax.Array:
+    return term if sum_ is None else sum_ + term
+
+
 def _linearise(transition: Transition, row: _Row, env: Mapping[Variable, Any]) -> Any:
-    """The pull-back of one new state to the old states and drives it depends on."""
-    leaves = [transition.group.leaves[j].input for j in row.hidden]
-    drives = [transition.drives[n] for n in row.drives]
+    """The pull-back of one new state to the old states, siblings and drives that it reads."""
+    sources = (
+        [transition.group.leaves[j].input for j in row.hidden],
+        [v for s in row.siblings if isinstance(v := transition.rows[s].output, Variable)],
+        [transition.drives[n] for n in row.drives],
+    )
     constants = {v: env[v] for v in row.constants}
 
-    def new_state(hidden: list[jax.Array], driven: list[jax.Array]) -> jax.Array:
-        given = constants | dict(zip(leaves, hidden, strict=True)) | dict(zip(drives, driven, strict=True))
+    def new_state(*values: list[jax.Array]) -> jax.Array:
+        given = dict(constants)
+        for variables, arrays in zip(sources, values, strict=True):
+            given.update(zip(variables, arrays, strict=True))
         return value_of(row.output, evaluate(row.equations, given, cuts=transition.cuts))
 
-    return jax.vjp(new_state, [env[v] for v in leaves], [env[v] for v in drives])[1]
+    return jax.vjp(new_state, *([env[v] for v in variables] for variables in sources))[1]
 
 
 def _unit(output: Atom, column: int | None) -> jax.Array:
@@ -171,7 +233,7 @@ def _fill_broadcast(
     """``Df`` of a broadcast ``y``: every position has one driving element, so one forward pass separates them."""
     y, place = transition.drives[n], row.drives.index(n)
     cotangent = jax.ShapeDtypeStruct(row.output.aval.shape, row.output.aval.dtype)
-    push = jax.linear_transpose(lambda ct: pull(ct)[1][place], cotangent)
+    push = jax.linear_transpose(lambda ct: pull(ct)[2][place], cotangent)
     (tangent,) = push(jnp.ones(y.aval.shape, y.aval.dtype))
     for a, (leaf, column) in enumerate(transition.group.states):
         if leaf == i:
