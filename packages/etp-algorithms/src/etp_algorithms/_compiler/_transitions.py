@@ -118,10 +118,12 @@ def _build_transition(
         used = {*read, leaf.output}
         rows.append(
             _Row(
-                leaf.output,
-                *(tuple(number for v, number in some.items() if v in used) for some in (hidden, siblings, fed)),
-                tuple(equations),
-                tuple(v for v in read if v not in sources),
+                output=leaf.output,
+                hidden=tuple(j for v, j in hidden.items() if v in used),
+                siblings=tuple(j for v, j in siblings.items() if v in used),
+                drives=tuple(n for v, n in fed.items() if v in used),
+                equations=tuple(equations),
+                constants=tuple(v for v in read if v not in sources),
             )
         )
     place = {v: n for n, e in enumerate(analysis.equations) for v in e.outputs} if len(rows) > 1 else {}
