@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 COMMANDS: dict[str, list[str]] = {
     "online_digits": ["--compare", "--quiet"],
+    "delayed_match": ["--quiet"],
+    "motion_stream": [],
+    "spoken_vowels": ["--quiet"],
     "pc_digits": ["--virtual"],
     "pc_drift": ["--virtual"],
     "pc_conv": [],
