@@ -88,7 +88,8 @@ def tests(session: nox.Session, package: str) -> None:
     """The tests of one package, with nothing installed but what it declares."""
     sync(session, "--package", package, groups=["test"])
     session.run("uv", "pip", "check")
-    run_tests(session, package, *session.posargs, thorough=session.python in (LOWEST, DEFAULT))
+    sample = {DEFAULT: 1, LOWEST: 3}.get(str(session.python))
+    run_tests(session, package, *session.posargs, thorough=sample)
 
 
 @nox.session(python=LOWEST, allow_parallel=True)
@@ -98,7 +99,7 @@ def lowest(session: nox.Session, package: str) -> None:
     path = f"packages/{package}"
     test_group = f"--group={path}/pyproject.toml:test"
     session.install("--resolution=lowest-direct", f"--reinstall-package={package}", f"./{path}", test_group)
-    run_tests(session, package, *session.posargs, thorough=False)
+    run_tests(session, package, *session.posargs, thorough=None)
 
 
 @nox.session(python=DEFAULT)
@@ -210,12 +211,16 @@ def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
     session.run_install("uv", "sync", *options, *what, env=environment)
 
 
-def run_tests(session: nox.Session, package: str, *options: str, thorough: bool = True) -> None:
+def run_tests(session: nox.Session, package: str, *options: str, thorough: int | None = 1) -> None:
     """Run a package's tests; all of them means the examples in its docstrings too.
 
-    The thorough ones repeat one check over many models, operators or options; they run once for each line of JAX.
+    The thorough ones repeat one check over many models, operators or options: all of them run on the newest JAX, every
+    third on the oldest Python, none elsewhere.
     """
-    chosen = () if thorough or options else ("-m", "not property and not gpu and not soak and not thorough")
+    chosen: tuple[str, ...] = ()
+    if not options:
+        chosen = ("-m", "not property and not gpu and not soak" + ("" if thorough else " and not thorough"))
+        chosen += (f"--thorough-sample={thorough}",) if thorough else ()
     session.run("pytest", f"packages/{package}/tests", *chosen, *options, env=COMPILED)
     if not options:
         session.run("pytest", "--doctest-modules", "--pyargs", import_name(package), success_codes=[0, 5])

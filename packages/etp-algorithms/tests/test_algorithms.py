@@ -139,6 +139,7 @@ def test_rtrl_needs_no_marked_weight():
 
     learner = ea.compile(unmarked(), "rtrl", inputs(batch=2)[0], batch_size=2)
     assert trusts(learner) == {"R": "exact", "W": "exact"}
+    assert not learner.report.diagnostics  # nothing is left out
     assert oracle.relative_deviation(online(unmarked, 2, 1, algorithm=ea.RTRL), reference(unmarked, 2)) < 1e-12
 
 

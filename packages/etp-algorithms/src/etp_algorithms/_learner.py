@@ -22,7 +22,7 @@ from etp_algorithms._calls import (
     write_slots,
 )
 from etp_algorithms._compiler._capture import CapturedModel, capture_module
-from etp_algorithms._compiler._diagnostics import warn_about
+from etp_algorithms._compiler._diagnostics import Diagnostic, warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm, run_window
@@ -134,8 +134,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             graph = compile_step(captured.step, strict=strict, control_flow=self.control_flow)
             self.algorithm.check(graph)
             traces = self.algorithm.init(graph)
-        noticed = graph.diagnostics if self.algorithm.marked_only else ()
-        warn_about((*captured.diagnostics, *noticed), stacklevel=2)
+        warn_about((*captured.diagnostics, *_noticed(self.algorithm, graph)), stacklevel=2)
         self._program, self._resetting = _ready(model, captured, graph, self.algorithm), {}
         self._local = self._plan = None
         start = [jnp.array(leaf) for slot in reset_slots(captured) for leaf in slot.read()]
@@ -195,7 +194,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         program, traces = self._compiled()
         captured, graph = program.captured, program.graph
         return make_report(
-            self.algorithm, graph, traces.value, (*captured.diagnostics, *graph.diagnostics), captured.unused
+            self.algorithm,
+            graph,
+            traces.value,
+            (*captured.diagnostics, *_noticed(self.algorithm, graph)),
+            captured.unused,
         )
 
     def update(self, *args: Any, modulator: Any = None, resets: Any = None) -> Any:
@@ -597,6 +600,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             spread_lanes(self.model, self._one_sample, self.lanes)
         self._program = self._program.follow()
         return self._program, self.traces
+
+
+def _noticed(algorithm: TraceAlgorithm, graph: TraceGraph) -> tuple[Diagnostic, ...]:
+    """What the compiler says about traces per position, for algorithms that keep such traces."""
+    return graph.diagnostics if algorithm.marked_only else ()
 
 
 def _ready(
