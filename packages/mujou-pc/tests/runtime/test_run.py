@@ -242,6 +242,47 @@ def test_the_exception_of_the_block_is_not_hidden_by_that_of_the_run():
         raise KeyError("of the block")
 
 
+@pytest.mark.parametrize("hook", ["on_pause", "on_resume"])
+def test_no_hook_follows_the_last_one_when_the_run_ends_under_a_pause(hook, monkeypatch):
+    nodes = [Recorder(period=PERIOD), Recorder(period=PERIOD)]
+    handle = run(row(nodes), timer=VirtualTimer(), workers=2)
+    called = handle._lives.call_from_host
+
+    def late(cell, name):
+        if name == hook:
+            handle.stop()  # another thread's stop comes between the decision to call and the call
+        return called(cell, name)
+
+    monkeypatch.setattr(handle._lives, "call_from_host", late)
+    handle.pause()
+    handle.resume()
+    assert all(node.calls[-1] == "on_stop" for node in nodes)
+
+
+def test_the_end_waits_for_a_hook_that_the_host_is_in():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Recorder):
+        def on_pause(self):
+            super().on_pause()
+            inside.set()
+            assert go_on.wait(10)
+
+    node = Slow(period=PERIOD)
+    handle = run(node, timer=VirtualTimer(), workers=1)
+    host = threading.Thread(target=handle.pause)
+    host.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=handle.stop)
+    other.start()
+    assert "on_stop" not in node.calls
+    go_on.set()
+    for thread in (host, other):
+        thread.join(10)
+    assert node.calls[-2:] == ["on_pause", "on_stop"]
+    assert not node.overlapped
+
+
 def test_a_node_cannot_be_in_two_runs_but_can_run_again():
     node = Recorder()
     with started(node), pytest.raises(RuntimeError, match="in another run"):

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 
 import pytest
 
@@ -105,8 +106,9 @@ def test_with_threads_every_schedule_ends_each_node_once_and_updates_none_after(
 
 
 def threaded_ended(nodes):
+    last = time.monotonic() + 20.0
     while not all(node.calls[-1:] in (["on_stop"], ["on_exception"]) for node in nodes):
-        pass
+        assert time.monotonic() < last, [node.calls for node in nodes]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -43,6 +43,7 @@ class Lifecycle:
         self.failure_told = False
         self.on_failure = lambda: None
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)  # the host has left a hook
 
     def attach(self) -> None:
         """Give the nodes their timer, and the channels their first messages."""
@@ -90,6 +91,19 @@ class Lifecycle:
             cell.hook, cell.thread = None, 0
         return True
 
+    def call_from_host(self, cell: Cell, hook: str) -> bool:
+        """The same, for a hook that the host calls while the run may end: none follows a node's last one."""
+        with self._lock:
+            if cell.ended:
+                return True
+            cell.visited = True
+        try:
+            return self.call(cell, hook)
+        finally:
+            with self._lock:
+                cell.visited = False
+                self._left.notify_all()
+
     def end(self, cells: list[Cell]) -> None:
         """Call ``on_stop`` of those nodes that have not ended yet."""
         for cell in cells:
@@ -110,9 +124,12 @@ class Lifecycle:
             raise RuntimeError(f"{what} from inside a hook would wait for that hook: call it from the host")
 
     def _claim_end(self, cell: Cell) -> bool:
+        """Whether the caller is the one to call the node's last hook; a hook that the host is in is waited for."""
         with self._lock:
             claimed = not cell.ended
             cell.ended = True
+            while claimed and cell.visited and cell.thread != threading.get_ident():
+                self._left.wait()
         return claimed
 
     def _failed(self, cell: Cell, hook: str, cause: BaseException) -> None:

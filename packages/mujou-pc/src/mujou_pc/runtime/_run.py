@@ -303,7 +303,7 @@ class Run:
 
     def _call_all(self, hook: str) -> None:
         for cell in self._lives.cells:
-            if not self._lives.call(cell, hook):
+            if not self._lives.call_from_host(cell, hook):
                 with suppress(StuckError):
                     self._engine.stop(STOP_PATIENCE_S)
                 self._raise_failure()

@@ -24,6 +24,7 @@ class Cell:
     hook: str | None = None  # the hook it is in
     thread: int = 0  # the thread that is in the hook
     ended: bool = False  # on_stop or on_exception was called
+    visited: bool = False  # the host is in one of its hooks
     updates: int = 0
     update_seconds: float = 0.0
     skipped: int = 0
