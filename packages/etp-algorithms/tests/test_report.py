@@ -76,7 +76,8 @@ def test_a_trace_is_counted_once_per_group_it_reaches():
 
 
 def test_narrow_traces_are_reported_narrow():
-    wide, narrow = (report_of(EXACT["leaky"], trace_dtype=t, kernels="reference").trace_bytes for t in (jnp.float64, jnp.bfloat16))
+    reports = [report_of(EXACT["leaky"], trace_dtype=t, kernels="reference") for t in (jnp.float64, jnp.bfloat16)]
+    wide, narrow = (report.trace_bytes for report in reports)
     assert wide == 4 * narrow
 
 
