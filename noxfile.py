@@ -65,7 +65,8 @@ def wheels(session: nox.Session) -> None:
     """Build every wheel and source distribution from published metadata alone; an index would take them as they are."""
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("uv", "build", "--all-packages", "--no-sources", "--quiet", external=True)
-    session.run("uv", "tool", "run", "twine", "check", "--strict", *map(str, DIST.glob("*.*")), external=True)
+    built = [str(path) for kind in ("*.whl", "*.tar.gz") for path in sorted(DIST.glob(kind))]
+    session.run("uv", "tool", "run", "twine", "check", "--strict", *built, external=True)
 
 
 @nox.session(python=DEFAULT, requires=["wheels"])

@@ -97,7 +97,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self.algorithm = algorithm
         self.vjp_method = vjp_method
         self.strict = strict
-        self.control_flow = ControlFlowPolicy() if control_flow is None else control_flow
+        self.control_flow: ControlFlowPolicy = ControlFlowPolicy() if control_flow is None else control_flow
         self.kernels: Kernels = kernels
         self.memory_limit = memory_limit
         self.lanes: int | None = None
