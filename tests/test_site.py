@@ -80,7 +80,8 @@ def tab(browser, request):
     page.complaints = []
     page.on("console", lambda m: m.type in ("error", "warning") and page.complaints.append(m.text))
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
-    page.on("requestfailed", lambda r: page.complaints.append(f"failed: {r.url}"))
+    aborted = "net::ERR_ABORTED"  # the page was left before an icon had come
+    page.on("requestfailed", lambda r: r.failure != aborted and page.complaints.append(f"{r.failure}: {r.url}"))
     page.on("response", lambda r: r.status >= 400 and page.complaints.append(f"{r.status}: {r.url}"))
     yield page
     page.close()
