@@ -270,7 +270,7 @@ def test_sending_the_activity_in_place_of_the_prediction_diverges():
         def on_update(self, dt):
             deviation = self.r.clone()
             send = self.next.send
-            self.next.send = lambda activity: send({**activity, "h": activity["h"] + deviation})
+            self.next.send = lambda activity, **how: send({**activity, "h": activity["h"] + deviation}, **how)
             super().on_update(dt)
             del self.next.send
 
