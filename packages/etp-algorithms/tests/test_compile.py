@@ -173,7 +173,7 @@ print(json.dumps(found))
 MESSAGES = {
     "model": ("TypeError", "model must be a brainstate.nn.Module, got function"),
     "learner": ("TypeError", "online learning compiles a brainstate.nn.Module"),
-    "algorithm": ("TypeError", "algorithm must be a learner class or the name of one, got int"),
+    "algorithm": ("TypeError", "algorithm must be a learner class, the name of one, or an ETraceConfig; got int"),
     "vjp_method": ("ValueError", "vjp_method must be 'single-step', 'multi-step' or None, got 'both'"),
     "kernels": ("ValueError", "kernels must be 'auto' or 'reference', got 'fast'"),
     "decay": ("TypeError", "got '0.9'"),

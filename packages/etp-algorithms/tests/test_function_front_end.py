@@ -244,8 +244,8 @@ def test_control_flow_limits_reach_the_compiler():
         h = lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h + matmul(h, p)), h + x[..., :1])
         return h, h
 
-    policy = ea.ControlFlowPolicy(scan_unroll_limit=3)
-    with pytest.raises(ea.CompilationError, match="4 iterations"):
+    policy = ea.ControlFlowPolicy(equation_limit=3)
+    with pytest.raises(ea.CompilationError, match="equation_limit"):
         functional.compile_step_function(step, array(0, N, N), jnp.zeros((2, N)), inputs()[0], control_flow=policy)
 
 

@@ -298,7 +298,7 @@ def test_a_gradient_continues_after_a_warm_up():
     [((), {}, ValueError), ((XS, YS[:5]), {}, ValueError), ((XS,), {"resets": jnp.ones(5, bool)}, ValueError)],
 )
 def test_evolving_refuses_what_the_gradient_refuses(sequences, options, error):
-    with pytest.raises(error, match=r"sequence|steps"):
+    with pytest.raises(error, match=r"sequence|steps|resets"):
         learner_of().etrace_evolve(*sequences, **options)
 
 

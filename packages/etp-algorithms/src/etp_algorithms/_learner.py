@@ -512,7 +512,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
 
     def _values(self) -> list[tuple[brainstate.State[Any], Any]]:
         """The states that a call may change, with their values."""
-        changing = list(self.model.states().values())
+        is_module = isinstance(self.model, brainstate.nn.Module)  # compile_graph refuses anything else
+        changing = list(self.model.states().values()) if is_module else []
         if self._program is not None:
             changing += [slot.state for slot in self._program.captured.others]
         if self.traces is not None:
