@@ -35,6 +35,16 @@ COMPILED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+# The thorough tests repeat one check over many models, operators or options. All tests run on the newest JAX; the
+# oldest Python takes a third of the thorough ones, two more sessions half of the others each.
+ALL = ("-m", "not property and not gpu and not soak")
+PLAIN = ("-m", "not property and not gpu and not soak and not thorough")
+SAMPLES = {
+    DEFAULT: ALL,
+    LOWEST: (*ALL, "--thorough-sample=3"),
+    "other": (*PLAIN, "--sample=1/2"),
+    "lowest": (*PLAIN, "--sample=2/2"),
+}
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 
@@ -89,8 +99,7 @@ def tests(session: nox.Session, package: str) -> None:
     """The tests of one package, with nothing installed but what it declares."""
     sync(session, "--package", package, groups=["test"])
     session.run("uv", "pip", "check")
-    sample = {DEFAULT: 1, LOWEST: 3}.get(str(session.python))
-    run_tests(session, package, *session.posargs, thorough=sample)
+    run_tests(session, package, *session.posargs, sample=SAMPLES.get(str(session.python), SAMPLES["other"]))
 
 
 @nox.session(python=LOWEST, allow_parallel=True)
@@ -100,7 +109,7 @@ def lowest(session: nox.Session, package: str) -> None:
     path = f"packages/{package}"
     test_group = f"--group={path}/pyproject.toml:test"
     session.install("--resolution=lowest-direct", f"--reinstall-package={package}", f"./{path}", test_group)
-    run_tests(session, package, *session.posargs, thorough=None)
+    run_tests(session, package, *session.posargs, sample=SAMPLES["lowest"])
 
 
 @nox.session(python=DEFAULT)
@@ -212,16 +221,9 @@ def sync(session: nox.Session, *what: str, groups: Sequence[str] = ()) -> None:
     session.run_install("uv", "sync", *options, *what, env=environment)
 
 
-def run_tests(session: nox.Session, package: str, *options: str, thorough: int | None = 1) -> None:
-    """Run a package's tests; all of them means the examples in its docstrings too.
-
-    The thorough ones repeat one check over many models, operators or options: all of them run on the newest JAX, every
-    third on the oldest Python, none elsewhere.
-    """
-    chosen: tuple[str, ...] = ()
-    if not options:
-        chosen = ("-m", "not property and not gpu and not soak" + ("" if thorough else " and not thorough"))
-        chosen += (f"--thorough-sample={thorough}",) if thorough else ()
+def run_tests(session: nox.Session, package: str, *options: str, sample: Sequence[str] = ALL) -> None:
+    """Run a package's tests, a sample of them or as the options say; without options the examples in docstrings too."""
+    chosen = () if options else sample
     session.run("pytest", f"packages/{package}/tests", *chosen, *options, env=COMPILED)
     if not options:
         session.run("pytest", "--doctest-modules", "--pyargs", import_name(package), success_codes=[0, 5])
