@@ -121,3 +121,31 @@ def test_a_filter_over_traces_that_would_stall_is_refused(options, dtype, trace_
     model = initialised(lambda: Net(dtype), 2)
     with pytest.raises(ValueError, match="cannot be held in bfloat16"):
         make(model, trace_dtype=trace_dtype, **options).compile_graph(XS[0].astype(dtype))
+
+
+class Slow(Net):
+    """A memory that bfloat16 cannot follow: of a known decay, or of a learned one."""
+
+    def __init__(self, learned):
+        super().__init__("float32")
+        if learned:
+            self.d = brainstate.ParamState(jnp.full(N, 0.99, "float32"))
+
+    def update(self, x):
+        decay = self.d.value if hasattr(self, "d") else 0.99
+        self.h.value = decay * self.h.value + jnp.tanh(matmul(x, self.W.value))
+        return matmul(self.h.value, self.O.value)
+
+
+def test_a_known_decay_of_the_model_that_the_traces_cannot_hold_is_refused():
+    x = XS[0].astype("float32")
+    with pytest.raises(ValueError, match=r"decay of h 0\.99.* cannot be held in bfloat16"):
+        compiled(lambda: Slow(learned=False), x, 2, trace_dtype=jnp.bfloat16)
+    compiled(lambda: Slow(learned=False), x, 2, trace_dtype=jnp.float32)
+
+
+def test_the_report_says_how_far_traces_in_16_bits_reach():
+    x = XS[0].astype("float32")
+    narrow, wide = (compiled(lambda: Slow(learned=True), x, 2, trace_dtype=t) for t in (jnp.bfloat16, jnp.float32))
+    assert narrow.report["W"].reasons[-1] == "traces in bfloat16 follow decays up to 0.961; slower memory stalls"
+    assert not any("stalls" in reason for reason in wide.report["W"].reasons)

@@ -7,7 +7,7 @@ efficient online learning for recurrent spiking networks" (D-RTRL); Murray, eLif
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import brainstate
@@ -25,6 +25,7 @@ from etp_algorithms._algorithms._even import (
     is_even,
 )
 from etp_algorithms._algorithms._factors import gathered, gathered_sequence, known_apart, spread
+from etp_algorithms._algorithms._precision import check_known_decays, limit_note
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._algorithms._rule_calls import (
     contract,
@@ -90,11 +91,15 @@ class ParamDimTraces:
                 relation.primitive.require_rule(kind, self.name)
         states = {leaf.input.aval.dtype for g in graph.hidden_groups for leaf in g.leaves if leaf.differentiable}
         self.recursion.check_dtype(*states, *(() if self.trace_dtype is None else (self.trace_dtype,)))
+        if self.trace_dtype is not None and self.recursion.kind == "jacobian":
+            check_known_decays(graph, self.trace_dtype)
         if self.signal.feedback:
             self.signal.feedback.check(graph)
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """The verdict of the graph, unless recurrence or signal are approximations of their own."""
+        note = None if self.trace_dtype is None or not verdict.relations else limit_note(self.trace_dtype)
+        verdict = verdict if note is None else replace(verdict, reasons=(*verdict.reasons, note))
         return self.signal.judge(graph, self.recursion.judge(verdict))
 
     def init(self, graph: TraceGraph) -> dict[str, tuple[Trace | None, ...]]:

@@ -9,7 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-__all__ = ["check_decay_holds", "holds", "wide_enough"]
+from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._uniform import known_decays
+
+__all__ = ["check_decay_holds", "check_known_decays", "holds", "limit_note", "wide_enough"]
 
 _MOST = 0.05
 
@@ -34,6 +37,22 @@ def check_decay_holds(name: str, decay: float, dtype: Any) -> None:
         f"limit. Use a decay of at most {1 - float(jnp.finfo(dtype).eps) / (4 * _MOST):.4g}, or "
         f"trace_dtype=jnp.float32 with a model of that precision."
     )
+
+
+def check_known_decays(graph: TraceGraph, dtype: Any) -> None:
+    """Raise if a state's own decay, known when the step is compiled, cannot be held in the dtype of the traces."""
+    for name, decays in known_decays(graph).items():
+        for decay in decays:
+            if 0.0 < decay < 1.0:
+                check_decay_holds(f"decay of {name}", decay, dtype)
+
+
+def limit_note(dtype: Any) -> str | None:
+    """What a report says of traces in 16 bits, whose decays may come from the data; None for wider ones."""
+    eps = float(jnp.finfo(dtype).eps)
+    if eps < 1e-4:
+        return None
+    return f"traces in {jnp.dtype(dtype).name} follow decays up to {1 - eps / (4 * _MOST):.3g}; slower memory stalls"
 
 
 def wide_enough(dtype: Any, decay: float) -> Any:

@@ -17,7 +17,7 @@ from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._transitions import GroupJacobian, Transition, evaluate_transition
 from etp_core.jaxpr import Atom, Constant, Equation, Variable, trace
 
-__all__ = ["Uniform", "spread_evenly", "uniform_entries"]
+__all__ = ["Uniform", "known_decays", "spread_evenly", "uniform_entries"]
 
 
 @jax.tree_util.register_static
@@ -41,6 +41,18 @@ class Uniform:
 def uniform_entries(graph: TraceGraph) -> tuple[tuple[float | None, ...], ...]:
     """For every group the known numbers among the leaves of its Jacobians, None for the others."""
     return tuple(_uniform_leaves(graph, t)[0] if t.links else () for t in graph.transitions)
+
+
+def known_decays(graph: TraceGraph) -> dict[str, list[float]]:
+    """For every group that is traced the known numbers by which its states carry themselves on."""
+    found = {}
+    for group, numbers in zip(graph.hidden_groups, uniform_entries(graph), strict=True):
+        if not numbers:
+            continue
+        entries = iter(numbers)  # the leaves of D come first, row by row, without structural zeros
+        pairs = [(a == b, next(entries)) for a, row in enumerate(group.coupling) for b, kept in enumerate(row) if kept]
+        found[group.name] = [value for own, value in pairs if own and value is not None]
+    return found
 
 
 @functools.lru_cache(maxsize=64)
