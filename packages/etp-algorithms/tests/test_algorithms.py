@@ -18,6 +18,7 @@ from etp_ops import matmul, sparse_matmul
 
 from .helpers import compiled, facts, gradient_of, largest_error, online, reference, tree_sum, trusts
 from .models import DIAGONAL, EXACT, IN, N, array, cell, inputs, spike
+from .spiking_models import SPIKING
 
 OPTIONS = {"pp_prop": {"decay_or_rank": 0.9}, "ottt": {"leak": 0.7}}
 UNMODULATED = sorted(set(ea.ALGORITHMS) - {"three_factor"})
@@ -118,10 +119,11 @@ def test_a_folded_sequence_equals_the_steps_one_by_one(algorithm, model, limit):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", sorted(ALL))
+@pytest.mark.parametrize("model", [*sorted(ALL), *SPIKING])
 def test_rtrl_is_backpropagation_on_every_model(model):
-    found = online(ALL[model], 2, 1, algorithm=made("rtrl"))
-    assert oracle.relative_deviation(found, reference(ALL[model], 2)) < 1e-12
+    factory = ALL[model] if model in ALL else SPIKING[model][0]
+    found = online(factory, 2, 1, algorithm=made("rtrl"))
+    assert oracle.relative_deviation(found, reference(factory, 2)) < 1e-12
 
 
 @pytest.mark.thorough
@@ -625,6 +627,17 @@ def test_compile_takes_the_names_in_any_case(name):
     options = {"decay_or_rank": 0.9} if name.startswith("ES") else {}
     learner = ea.compile(EXACT["leaky"](), name, inputs(batch=2)[0], batch_size=2, **options)
     assert learner.is_compiled
+
+
+def test_compile_takes_a_learner_that_is_made_already():
+    model, x = EXACT["leaky"](), inputs(batch=2)[0]
+    learner = ea.SnAp(model, 1)
+    assert ea.compile(model, learner, x, batch_size=2) is learner
+    assert learner.is_compiled
+    with pytest.raises(ValueError, match="of another model"):
+        ea.compile(EXACT["leaky"](), learner, x, batch_size=2)
+    with pytest.raises(TypeError, match="takes no options; got strict"):
+        ea.compile(model, learner, x, batch_size=2, strict=True)
 
 
 def test_the_report_counts_the_memory_of_every_algorithms_traces():

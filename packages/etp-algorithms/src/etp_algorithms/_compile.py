@@ -22,7 +22,7 @@ _ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop", "e_prop": "eprop"}
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: type[Learner] | Callable[..., Learner] | ETraceConfig | str,
+    algorithm: type[Learner] | Callable[..., Learner] | Learner | ETraceConfig | str,
     *example_inputs: Any,
     batch_size: int | None = None,
     vmap: bool = False,
@@ -36,7 +36,7 @@ def compile(
     Args:
         model: a module whose ``update`` is one step.
         algorithm: a learner class, the name of one in any case (``"d_rtrl"``, ``"pp_prop"``, ...; see
-            :data:`ALGORITHMS`), or an :class:`ETraceConfig`.
+            :data:`ALGORITHMS`), an :class:`ETraceConfig`, or a learner of this very model.
         *example_inputs: inputs of one step, with the batch axis if there is one.
         batch_size: passed to the ``init_state`` of every module; None initialises without batch axis.
         vmap: the model is written for one sample; its step is mapped over ``batch_size`` of them. Parameters are
@@ -114,7 +114,17 @@ def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
             return Learner(model, algorithm.algorithm(use_kernels=options.get("kernels") != "reference"), **options)
 
         return configured
-    if not callable(algorithm) or isinstance(algorithm, Learner):
+    if isinstance(algorithm, Learner):
+
+        def made(model: brainstate.nn.Module, **options: Any) -> Learner:
+            if algorithm.model is not model:
+                raise ValueError("the learner that compile was given is of another model; give its class instead.")
+            if options:
+                raise TypeError(f"a learner that is made already takes no options; got {', '.join(sorted(options))}.")
+            return algorithm
+
+        return made
+    if not callable(algorithm):
         raise TypeError(
             f"algorithm must be a learner class, the name of one, or an ETraceConfig; got {type(algorithm).__name__}."
         )

@@ -53,7 +53,7 @@ class ETraceConfig:
     Example:
         >>> from etp_algorithms import ETraceConfig
         >>> ETraceConfig(temporal_recursion="scalar_leak", decay=0.9).algorithm().name
-        'ETraceConfig(scalar_leak)'
+        'ETraceConfig(scalar_leak, 0.9)'
     """
 
     trace_factorization: Factorization = "per_param"

@@ -108,7 +108,7 @@ ALGORITHMS: Mapping[str, AlgorithmClaim] = {
     ),
     "ottt": AlgorithmClaim(
         OTTT,
-        "every state decays by the leak and is fed with one constant",
+        "every state decays by the leak and is fed with one constant; for weights, not biases",
         "the Jacobian of the states is replaced by the leak",
         "B·I",
         "B·I",
