@@ -20,7 +20,7 @@ TAU = pc.TimeConstants(h=2 * PERIOD, lam=PERIOD, r=2 * PERIOD)
 def make_layers(count, *, width=WIDTH, tau=TAU):
     """An Input that feeds this many Layers side by side, and a network of them."""
     spec = TensorSpec((BATCH, width))
-    source = pc.Input(spec, spec, period=tau.period)
+    source = pc.Input(spec, spec, period=max(tau.period, PERIOD))  # one that never rests would keep Python's lock
     settings = {"tau": tau, "optimizer": pc.optim.SGD(tau=1.0), "learn_interval": math.inf}
     layers = [
         pc.Layer(nn.Sequential(nn.Linear(width, width), nn.Tanh()), source.spec, **settings) for _ in range(count)
