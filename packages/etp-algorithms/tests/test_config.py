@@ -112,3 +112,20 @@ def test_a_random_key_of_jax_is_as_good_as_its_seed():
         ETraceConfig(learning_signal="random_feedback", key=key).algorithm().signal for key in (3, jax.random.key(3))
     )
     assert by_seed == by_key
+
+
+SNAP = {"recurrence_scope": "sparse_n", "sparse_n": 2}
+
+
+def test_a_signal_that_is_not_the_loss_lowers_the_trust_of_neighbour_traces_too():
+    x = inputs(batch=2)[0]
+    for credit, key, grade in (("random_feedback", 1, "feedback"), ("modulatory", None, "modulated")):
+        config = ETraceConfig(learning_signal=credit, key=key, **SNAP)
+        learner = compiled(EXACT["marked_readout"], x, 2, algorithm=by_config(config))
+        assert grade in trusts(learner).values()
+
+
+def test_random_feedback_without_a_readout_is_refused_for_neighbour_traces_too():
+    config = ETraceConfig(learning_signal="random_feedback", key=1, **SNAP)
+    with pytest.raises(ea.CompilationError, match="needs a read-out"):
+        compiled(EXACT["leaky"], inputs(batch=2)[0], 2, algorithm=by_config(config))

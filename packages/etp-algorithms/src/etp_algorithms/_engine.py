@@ -71,6 +71,11 @@ class LearningSignal:
         if self.place not in ("entry", "exit"):
             raise ValueError(f"signal must be 'entry' or 'exit', got {self.place!r}.")
 
+    def check(self, graph: TraceGraph) -> None:
+        """Raise if there is no read-out that random feedback could stand in."""
+        if self.feedback:
+            self.feedback.check(graph)
+
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """The verdict on a parameter, lowered where its signal is not the derivative of the loss."""
         if self.modulated and verdict.relations:

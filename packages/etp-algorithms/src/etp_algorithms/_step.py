@@ -27,7 +27,6 @@ __all__ = [
     "group_signals",
     "operand_cuts",
     "point_at",
-    "read_positions",
     "results_of",
     "states_to_arrays",
 ]
@@ -238,11 +237,6 @@ def point_at(
     """The point of a step with these parameters, hidden arrays, other arrays and arguments, detached from it."""
     parameters, hidden, others, arguments = jax.tree.map(jax.lax.stop_gradient, inputs)
     return StepPoint(graph, parameters, hidden, others, arguments, env)
-
-
-def read_positions(point: StepPoint) -> StepValues:
-    """What per-position algorithms read of a step."""
-    return StepValues(point.xs, point.jacobians)
 
 
 def states_to_arrays(graph: TraceGraph, states: Signals, hidden: Arrays) -> Arrays:

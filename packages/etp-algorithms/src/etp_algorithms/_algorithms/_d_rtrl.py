@@ -93,8 +93,7 @@ class ParamDimTraces:
         self.recursion.check_dtype(*states, *(() if self.trace_dtype is None else (self.trace_dtype,)))
         if self.trace_dtype is not None and self.recursion.kind == "jacobian":
             check_known_decays(graph, self.trace_dtype)
-        if self.signal.feedback:
-            self.signal.feedback.check(graph)
+        self.signal.check(graph)
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """The verdict of the graph, unless recurrence or signal are approximations of their own."""

@@ -1,6 +1,7 @@
 """All hidden states of a model as one vector, for algorithms that do not treat positions apart."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from etp_algorithms._compiler._diagnostics import CompilationError
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._links import is_irreversible
-from etp_algorithms._compiler._trust import ParameterTrust
+from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._step import Arrays, Signals
 from etp_core.jaxpr import dependents, is_differentiable
 
@@ -17,6 +18,7 @@ __all__ = [
     "check_reversible",
     "flatten_states",
     "influencing",
+    "judge_whole",
     "other_memories",
     "parameters_by_name",
     "state_count",
@@ -57,6 +59,17 @@ def other_memories(graph: TraceGraph, verdict: ParameterTrust) -> list[str]:
     made = {v for equation in dependents(step.equations, sources) for v in equation.outputs}
     read: set[Any] = {v for equation in step.equations for v in equation.inputs} | set(step.outputs)
     return [m.name for m in step.others if is_differentiable(m.input) and m.output in made and m.input in read]
+
+
+def judge_whole(graph: TraceGraph, verdict: ParameterTrust, trust: Trust) -> ParameterTrust:
+    """``trust`` for a parameter that can influence a hidden state, unless something is remembered outside of these."""
+    if verdict.trust is Trust.UNUSED or verdict.name not in influencing(graph):
+        return verdict
+    outside = other_memories(graph, verdict)
+    if outside:
+        reason = f"also flows through {', '.join(outside)}, remembered but no HiddenState"
+        return replace(verdict, trust=Trust.DIAGONAL, reasons=(reason,))
+    return replace(verdict, trust=trust, reasons=())
 
 
 def check_reversible(graph: TraceGraph, algorithm: str) -> None:

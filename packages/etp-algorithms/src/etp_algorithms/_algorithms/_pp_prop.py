@@ -94,8 +94,7 @@ class FactorisedTraces:
         if self.trace_dtype is not None:
             check_decay_holds("input decay", self.decay_x, self.trace_dtype)
             check_decay_holds("output decay", self.decay_f, self.trace_dtype)
-        if self.signal.feedback:
-            self.signal.feedback.check(graph)
+        self.signal.check(graph)
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """A traced parameter is never exact: its trace is a product of sums."""

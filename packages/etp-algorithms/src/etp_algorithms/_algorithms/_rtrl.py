@@ -8,7 +8,7 @@ Source: Williams and Zipser, "A learning algorithm for continually running fully
 Computation 1989.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import brainstate
@@ -19,7 +19,7 @@ from etp_algorithms._algorithms._flat_states import (
     check_reversible,
     flatten_states,
     influencing,
-    other_memories,
+    judge_whole,
     parameters_by_name,
     state_count,
 )
@@ -66,13 +66,7 @@ class InfluenceMatrix:
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """Exact, unless something is remembered outside the hidden states."""
-        if verdict.trust is Trust.UNUSED or verdict.name not in influencing(graph):
-            return verdict
-        outside = other_memories(graph, verdict)
-        if outside:
-            reason = f"also flows through {', '.join(outside)}, remembered but no HiddenState"
-            return replace(verdict, trust=Trust.DIAGONAL, reasons=(reason,))
-        return replace(verdict, trust=Trust.EXACT, reasons=())
+        return judge_whole(graph, verdict, Trust.EXACT)
 
     def init(self, graph: TraceGraph) -> dict[str, jax.Array]:
         """Zero influence, ``(N, *shape)`` for every parameter array that can influence a hidden state."""

@@ -71,9 +71,13 @@ class NeighbourTraces:
             for kind in ("dt_to_t", "xy_to_dw", "init_drtrl"):
                 relation.primitive.require_rule(kind, self.name)
         check_reversible(graph, self.name)
+        self.signal.check(graph)
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """Exact where the pattern is saturated and nothing is remembered outside the one group."""
+        return self.signal.judge(graph, self._judge_reach(graph, verdict))
+
+    def _judge_reach(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         if not verdict.relations or verdict.trust is Trust.EXACT:
             return verdict
         if is_saturated(graph, verdict, self.steps) and not other_memories(graph, verdict):

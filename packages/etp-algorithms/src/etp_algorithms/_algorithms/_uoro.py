@@ -9,7 +9,7 @@ One derivative forward and one backward per step; memory ``O(|h| + |θ|)``. Sour
 online recurrent optimization", ICLR 2018.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import brainstate
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from etp_algorithms._algorithms._flat_states import (
     check_reversible,
     influencing,
-    other_memories,
+    judge_whole,
     parameters_by_name,
 )
 from etp_algorithms._compiler._graph import TraceGraph
@@ -57,13 +57,7 @@ class RankOneInfluence:
 
     def judge(self, graph: TraceGraph, verdict: ParameterTrust) -> ParameterTrust:
         """Unbiased, unless something is remembered outside the hidden states."""
-        if verdict.trust is Trust.UNUSED or verdict.name not in influencing(graph):
-            return verdict
-        outside = other_memories(graph, verdict)
-        if outside:
-            reason = f"also flows through {', '.join(outside)}, remembered but no HiddenState"
-            return replace(verdict, trust=Trust.DIAGONAL, reasons=(reason,))
-        return replace(verdict, trust=Trust.UNBIASED, reasons=())
+        return judge_whole(graph, verdict, Trust.UNBIASED)
 
     def init(self, graph: TraceGraph) -> dict[str, Any]:
         """A zero estimate, and the key."""
