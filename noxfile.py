@@ -83,12 +83,14 @@ def wheels(session: nox.Session) -> None:
 @nox.parametrize("package", [*PACKAGES, "etp-suite"], ids=[*PACKAGES, "etp-suite"])
 def install(session: nox.Session, package: str) -> None:
     """Install one wheel as a user would, alone and with its extras, and import every module."""
+    # uv keeps a wheel it found in a folder by name and version, and so would install another build's.
+    fresh = [f"--refresh-package={name}" for name in [*PACKAGES, "etp-suite"]]
     (wheel,) = DIST.glob(f"{package.replace('-', '_')}-*.whl")
     cases = {"": []}
     if extras := ",".join(project(package).get("optional-dependencies", {})):
         cases[f"[{extras}]"] = ["--strict"]
     for suffix, options in cases.items():
-        session.install("--no-sources", f"--find-links={DIST}", f"{package}{suffix} @ {wheel.as_uri()}")
+        session.install("--no-sources", *fresh, f"--find-links={DIST}", f"{package}{suffix} @ {wheel.as_uri()}")
         session.run("uv", "pip", "check")
         session.run("python", "-I", ".ci/import_all.py", import_name(package), *options)
 
