@@ -7,10 +7,15 @@ import pytest
 
 import etp
 from etp._renamed import RENAMED, REPLACED
+from etp_core.arguments import advice_of, taken_by
 
 from .layout import ROOT
 
 THEIRS = (ROOT / "tests" / "braintrace_names.txt").read_text().split()
+CALLS = [
+    line.rstrip(")").partition("(")[::2]
+    for line in (ROOT / "tests" / "braintrace_signatures.txt").read_text().splitlines()
+]
 PAGE = (ROOT / "docs" / "guides" / "coming-from-braintrace.md").read_text()
 
 
@@ -50,3 +55,44 @@ def test_the_migration_page_has_a_row_for(name):
 def test_the_lists_hold_names_of_braintrace_and_none_of_ours():
     assert {*RENAMED, *REPLACED} <= set(THEIRS)
     assert not {*RENAMED, *REPLACED} & set(etp.__all__)
+
+
+def found(name):
+    """What ``etp.NAME`` is, past a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(etp.nn if name.startswith("nn.") else etp, name.removeprefix("nn."))
+
+
+def has(made, attribute):
+    return hasattr(made, attribute) or attribute in getattr(made, "__dataclass_fields__", {})
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"), [(c, a) for c, a in CALLS if a], ids=lambda text: text.partition(",")[0]
+)
+def test_every_argument_of_braintrace_is_taken_or_says_what_to_write(call, arguments):
+    owner, _, attribute = call.removeprefix("nn.").partition(".")
+    made = found(f"nn.{owner}" if call.startswith("nn.") else owner)
+    if attribute and not has(made, attribute):
+        return  # the attribute itself says what to write, see below
+    made = getattr(made, attribute) if attribute else made
+    known = advice_of(made)
+    assert set(arguments.split(", ")) <= {*taken_by(made), *known.renamed, *known.replaced}
+
+
+@pytest.mark.parametrize("call", [call for call, _ in CALLS if re.fullmatch(r"\w+\.\w+", call) and "nn." not in call])
+def test_every_attribute_of_braintrace_is_here_or_says_what_to_use(call):
+    owner, attribute = call.split(".")
+    if not has(made := found(owner), attribute):
+        blank = object.__new__(made)
+        with pytest.raises(AttributeError, match=f"has no attribute '{attribute}'; "):
+            getattr(blank, attribute)
+
+
+def test_the_migration_page_has_a_row_for_what_is_gone():
+    taken = [(a, taken_by(found(c))) for c, a in CALLS if a and "." not in c]
+    missing = {name for arguments, ours in taken for name in arguments.split(", ") if name not in ours}
+    members = [call.split(".") for call, _ in CALLS if re.fullmatch(r"\w+\.\w+", call) and "nn." not in call]
+    missing |= {attribute for owner, attribute in members if not has(found(owner), attribute)}
+    assert sorted(name for name in missing if not re.search(rf"`[^`]*\b{name}\b[^`]*`", PAGE)) == []

@@ -6,6 +6,7 @@ from typing import Any
 
 import brainstate
 
+from etp_algorithms._advice import COMPILE, GRAPH
 from etp_algorithms._algorithms._config import ETraceConfig
 from etp_algorithms._algorithms._table import ALGORITHMS
 from etp_algorithms._compiler._capture import capture_module
@@ -14,12 +15,14 @@ from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
 from etp_algorithms._report import relation_table
+from etp_core.arguments import advised, nearest
 
 __all__ = ["compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
 
 _ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop", "e_prop": "eprop"}
 
 
+@advised(COMPILE)
 def compile(
     model: brainstate.nn.Module,
     algorithm: type[Learner] | Callable[..., Learner] | Learner | ETraceConfig | str,
@@ -80,6 +83,7 @@ def compile(
     return learner
 
 
+@advised(GRAPH)
 def compile_etrace_graph(
     model: brainstate.nn.Module, *args: Any, strict: bool = False, control_flow: ControlFlowPolicy | None = None
 ) -> TraceGraph:
@@ -106,7 +110,8 @@ def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
         name = algorithm.lower().replace("-", "_")
         name = _ALIASES.get(name, name)
         if name not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(sorted(ALGORITHMS))}.")
+            guess = nearest(name, tuple(ALGORITHMS)) or "."
+            raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(sorted(ALGORITHMS))}{guess}")
         return ALGORITHMS[name].learner
     if isinstance(algorithm, ETraceConfig):
 

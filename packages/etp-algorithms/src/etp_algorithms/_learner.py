@@ -3,13 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import brainstate
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from etp_algorithms._advice import LEARNER_ATTRIBUTES, LEARNERS
 from etp_algorithms._calls import (
     CompiledStep,
     by_path,
@@ -37,6 +38,7 @@ from etp_algorithms._sharding import MeshPlan, Placed, make_plan, place, placed_
 from etp_algorithms._step import evaluate_operands
 from etp_algorithms._trees import add_trees
 from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
+from etp_core.arguments import Advice, advised, no_attribute
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "StartValues", "VjpMethod"]
 
@@ -73,8 +75,15 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows
             twice what the traces take, and 8 MiB at least.
         control_flow: limits for marked operators inside branches and loops; None for the defaults.
+        name: name of the module.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            advised(LEARNERS["Learner"] | LEARNERS.get(cls.__name__, Advice()))(cls)
+
+    @advised(LEARNERS["Learner"])
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -85,8 +94,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
         control_flow: ControlFlowPolicy | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        brainstate.nn.Module.__init__(self, name=name)  # the drivers, first among the bases, construct nothing
         if kernels not in ("auto", "reference"):
             raise ValueError(f"kernels must be 'auto' or 'reference', got {kernels!r}.")
         if memory_limit is not None and memory_limit <= 0:
@@ -112,6 +122,11 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self._on_device = False
         self._local: tuple[CompiledStep, dict[tuple[int, ...], CompiledStep]] | None = None
         self._tape: Tape | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, LEARNER_ATTRIBUTES)
 
     def compile_graph(self, *args: Any) -> None:
         """Compile the model for inputs like ``args`` and zero the traces.

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from etp_algorithms._advice import REPORT_ATTRIBUTES
 from etp_algorithms._compiler._diagnostics import Diagnostic
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._drawing import Drawing, Node, to_graphviz, to_mermaid
 from etp_algorithms._engine import TraceAlgorithm
+from etp_core.arguments import no_attribute
 
 __all__ = ["ParameterReport", "RelationReport", "TrustReport", "bytes_of", "make_report", "relation_table"]
 
@@ -81,6 +83,11 @@ class TrustReport:
             if row.name == name:
                 return row
         raise KeyError(f"no parameter {name!r}; there are {', '.join(row.name for row in self.parameters)}.")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, REPORT_ATTRIBUTES)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dictionaries, lists and strings."""

@@ -11,10 +11,21 @@ from etp_core._errors import MissingRuleError, RegistrationError
 from etp_core._plugins import load_plugins
 from etp_core._registry import add_primitive, add_rule, find_rule
 from etp_core._rules import RULES, FastPathRules, Rule
+from etp_core.arguments import Advice, advised
 
 __all__ = ["ETPPrimitive", "get_fast_path_rules", "register_primitive"]
 
 TrainableInvars = Callable[[Mapping[str, Any]], dict[str, int]]
+
+# What the four registrations and register_etp_rules of braintrace 0.2 take and these do not.
+_ONE_RULE = Advice(renamed={"fn": "rule"})
+_RULES = Advice(
+    replaced={
+        "pp_x_repr": "the rule is pp_input(x, weights, **static)",
+        "snap_adjacency": "the rule is adjacency(x_shape, y_shape, **static)",
+        "snap_anchor": "nothing is asked: a trace has the positions that the links of its relation have",
+    }
+)
 
 
 class ETPPrimitive(Primitive):
@@ -68,6 +79,7 @@ class ETPPrimitive(Primitive):
         """The batched primitive that takes over when the data of this unbatched one is mapped."""
         return find_rule("batched_twin", self)
 
+    @advised(_ONE_RULE)
     def register_dt_to_t(self, rule: Rule, *, replace: bool = False) -> Rule:
         """Register the trace rule ``dt_to_t(hidden_dim, trace, **static) -> dict``."""
         add_rule("dt_to_t", self, rule, replace=replace)
@@ -75,16 +87,19 @@ class ETPPrimitive(Primitive):
 
     register_yw_to_w = register_dt_to_t
 
+    @advised(_ONE_RULE)
     def register_xy_to_dw(self, rule: Rule, *, replace: bool = False) -> Rule:
         """Register the pull-back rule ``xy_to_dw(x, hidden_dim, weights, **static) -> dict``."""
         add_rule("xy_to_dw", self, rule, replace=replace)
         return rule
 
+    @advised(_ONE_RULE)
     def register_init_drtrl(self, rule: Rule, *, replace: bool = False) -> Rule:
         """Register ``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> dict`` of zero traces."""
         add_rule("init_drtrl", self, rule, replace=replace)
         return rule
 
+    @advised(_ONE_RULE)
     def register_init_pp(self, rule: Rule, *, replace: bool = False) -> Rule:
         """Register ``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array`` of zeros."""
         add_rule("init_pp", self, rule, replace=replace)
@@ -145,6 +160,7 @@ class ETPPrimitive(Primitive):
         add_rule("batched_twin", self, twin, replace=replace)
         return twin
 
+    @advised(_RULES)
     def register_etp_rules(
         self,
         *,

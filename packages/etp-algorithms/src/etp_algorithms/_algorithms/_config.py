@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from etp_algorithms._advice import CONFIG
 from etp_algorithms._algorithms._d_rtrl import ParamDimTraces
 from etp_algorithms._algorithms._dni import SyntheticGradients
 from etp_algorithms._algorithms._pp_prop import FactorisedTraces
@@ -12,6 +13,7 @@ from etp_algorithms._algorithms._snap import NeighbourTraces
 from etp_algorithms._algorithms._uoro import RankOneInfluence
 from etp_algorithms._engine import LearningSignal, SignalPlace, TraceAlgorithm
 from etp_algorithms._feedback import RandomFeedback, key_data_of
+from etp_core.arguments import advised
 
 __all__ = ["ETraceConfig"]
 
@@ -21,6 +23,7 @@ Credit = Literal["symmetric", "random_feedback", "modulatory", "bootstrapped"]
 Filter = Literal["none", "kappa"]
 
 
+@advised(CONFIG)
 @dataclass(frozen=True)
 class ETraceConfig:
     """A point in the space of algorithms; a combination that means nothing is an error.

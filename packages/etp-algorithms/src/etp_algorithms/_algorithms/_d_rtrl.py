@@ -421,6 +421,7 @@ class D_RTRL(Learner):
         kernels: ``"auto"`` or ``"reference"``.
         memory_limit: bytes for recording a sequence.
         control_flow: limits for marked operators inside branches and loops.
+        name: name of the module.
 
     Example:
         >>> import etp_algorithms, jax.numpy as jnp
@@ -439,6 +440,7 @@ class D_RTRL(Learner):
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
         control_flow: ControlFlowPolicy | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -448,6 +450,7 @@ class D_RTRL(Learner):
             kernels=kernels,
             memory_limit=memory_limit,
             control_flow=control_flow,
+            name=name,
         )
 
 

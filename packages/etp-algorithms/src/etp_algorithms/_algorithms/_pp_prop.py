@@ -297,6 +297,7 @@ class pp_prop(Learner):
         kernels: ``"auto"`` or ``"reference"``.
         memory_limit: bytes for recording a sequence.
         control_flow: limits for marked operators inside branches and loops.
+        name: name of the module.
     """
 
     def __init__(
@@ -311,6 +312,7 @@ class pp_prop(Learner):
         kernels: Kernels = "auto",
         memory_limit: int | None = None,
         control_flow: ControlFlowPolicy | None = None,
+        name: str | None = None,
     ) -> None:
         decay_x, decay_f = decays_of(decay_or_rank)
         super().__init__(
@@ -321,6 +323,7 @@ class pp_prop(Learner):
             kernels=kernels,
             memory_limit=memory_limit,
             control_flow=control_flow,
+            name=name,
         )
 
 

@@ -6,17 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._advice import TRAINING
 from etp_algorithms._algorithms._dni import SyntheticGradients
 from etp_algorithms._calls import check_arguments, read_states
 from etp_algorithms._learner import Learner
 from etp_algorithms._step import Arrays, Signals, evaluate_step, group_signals, results_of, states_to_arrays
 from etp_algorithms.oracle import sum_of_squares
+from etp_core.arguments import advised
 
 __all__ = ["train_synthetic_gradient"]
 
 Memory = tuple[Arrays, Arrays]
 
 
+@advised(TRAINING)
 def train_synthetic_gradient(
     learner: Learner,
     inputs: Any,

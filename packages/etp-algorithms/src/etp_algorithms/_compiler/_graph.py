@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._advice import GRAPH_ATTRIBUTES
 from etp_algorithms._compiler._adjacency import GroupAdjacency, find_adjacencies
 from etp_algorithms._compiler._diagnostics import CompilationError, Diagnostic
 from etp_algorithms._compiler._exit_plan import ExitPlan, plan_exits
@@ -19,6 +21,7 @@ from etp_algorithms._compiler._relations import HiddenParamOpRelation, find_rela
 from etp_algorithms._compiler._straighten import straighten
 from etp_algorithms._compiler._transitions import Transition, build_transitions
 from etp_algorithms._compiler._trust import ParameterTrust, judge_parameters
+from etp_core.arguments import no_attribute
 from etp_core.jaxpr import Variable
 
 __all__ = ["TraceGraph", "compile_step"]
@@ -45,6 +48,11 @@ class TraceGraph:
     transitions: tuple[Transition, ...]
     trust: tuple[ParameterTrust, ...]
     diagnostics: tuple[Diagnostic, ...]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, GRAPH_ATTRIBUTES)
 
     @cached_property
     def probes(self) -> tuple[Variable, ...]:

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass, fields
 
+from etp_algorithms._advice import CONTROL_FLOW
+from etp_core.arguments import advised
+
 __all__ = ["ControlFlowPolicy"]
 
 
+@advised(CONTROL_FLOW)
 @dataclass(frozen=True, slots=True)
 class ControlFlowPolicy:
     """Limits of the pass that lays control flow with marked operators out flat.

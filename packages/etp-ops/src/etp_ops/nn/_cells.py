@@ -5,9 +5,13 @@ from typing import Any
 import brainstate
 import jax.numpy as jnp
 
+from etp_core.arguments import Advice, advised
 from etp_ops.nn._values import make_value
 
-__all__ = ["hidden_state", "reset_hidden_states", "set_sizes", "with_hidden"]
+__all__ = ["hidden_state", "reset_hidden_states", "set_sizes", "sized", "with_hidden"]
+
+sized = advised(Advice(renamed={"in_size": "num_in", "out_size": "num_out"}))
+"""Decorates a cell: its sizes are called as in brainstate's own cells, and braintrace's names work too."""
 
 
 def set_sizes(cell: Any, num_in: int, num_out: int) -> None:

@@ -7,13 +7,14 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, with_hidden
+from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, sized, with_hidden
 from etp_ops.nn._linear import Linear
 from etp_ops.nn._values import ORTHOGONAL, XAVIER_NORMAL, ZERO, Initializer, activation_of
 
 __all__ = ["CFNCell", "GRUCell", "MGUCell", "MiniGRU"]
 
 
+@sized
 class GRUCell(brainstate.nn.RNNCell):
     """A gated recurrent unit.
 
@@ -78,6 +79,7 @@ class GRUCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class MGUCell(brainstate.nn.RNNCell):
     """A minimal gated unit.
 
@@ -142,6 +144,7 @@ class MGUCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class CFNCell(brainstate.nn.RNNCell):
     """A chaos-free cell.
 
@@ -210,6 +213,7 @@ class CFNCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class MiniGRU(brainstate.nn.RNNCell):
     """A gated recurrent unit without reset, linear in its input.
 

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from etp_ops._element_wise import element_wise
-from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, with_hidden
+from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, sized, with_hidden
 from etp_ops.nn._linear import Linear
 from etp_ops.nn._values import ORTHOGONAL, XAVIER_NORMAL, ZERO, Initializer, activation_of
 
 __all__ = ["LSTMCell", "MiniLSTM", "URLSTMCell"]
 
 
+@sized
 class LSTMCell(brainstate.nn.RNNCell):
     """A long short-term memory.
 
@@ -78,6 +79,7 @@ class LSTMCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class URLSTMCell(brainstate.nn.RNNCell):
     """A long short-term memory with uniform gate initialisation and refine gate.
 
@@ -150,6 +152,7 @@ class URLSTMCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class MiniLSTM(brainstate.nn.RNNCell):
     """A long short-term memory reduced to its forget and input gates, linear in its input.
 

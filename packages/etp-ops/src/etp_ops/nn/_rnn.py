@@ -6,13 +6,14 @@ from typing import Any
 import brainstate
 import jax
 
-from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, with_hidden
+from etp_ops.nn._cells import hidden_state, reset_hidden_states, set_sizes, sized, with_hidden
 from etp_ops.nn._linear import Linear
 from etp_ops.nn._values import XAVIER_NORMAL, ZERO, Initializer, activation_of
 
 __all__ = ["MinimalRNNCell", "ValinaRNNCell"]
 
 
+@sized
 class ValinaRNNCell(brainstate.nn.RNNCell):
     """A plain recurrent cell.
 
@@ -69,6 +70,7 @@ class ValinaRNNCell(brainstate.nn.RNNCell):
         return self.h.value
 
 
+@sized
 class MinimalRNNCell(brainstate.nn.RNNCell):
     """A cell that only mixes a mapped input into its state.
 
