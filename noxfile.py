@@ -151,7 +151,14 @@ def property_(session: nox.Session, package: str) -> None:
 
 @nox.session(python=DEFAULT, default=False)
 def bench(session: nox.Session) -> None:
-    """Timings with pytest-benchmark; keep one with ``-- --benchmark-save=NAME``."""
+    """Gradients beside another library, in pieces: ``nox -s bench -- --peer ENVIRONMENT/bin/python --minutes 25``."""
+    sync(session, "--all-packages", "--all-extras", groups=["bench", "examples"])
+    session.run("python", "benchmarks/gradients.py", "--plot=docs/_static/gradients.svg", *session.posargs)
+
+
+@nox.session(python=DEFAULT, default=False)
+def timings(session: nox.Session) -> None:
+    """Single timings with pytest-benchmark; keep one with ``-- --benchmark-save=NAME``."""
     sync(session, "--all-packages", "--all-extras", groups=["bench", "examples"])
     run_benchmarks(session, *session.posargs)
 

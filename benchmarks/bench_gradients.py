@@ -1,7 +1,7 @@
 """Timings of whole-sequence gradients and streaming steps with pytest-benchmark, beside backpropagation.
 
-``nox -s bench`` times them; with ``--benchmark-disable`` each runs once, small. ``gradients.py`` compares case by case,
-also with another library.
+``nox -s timings`` times them; with ``--benchmark-disable`` each runs once, small. ``gradients.py`` compares case by
+case, also with another library.
 """
 
 import sys
@@ -28,4 +28,4 @@ def test_gradient(benchmark, family, case):
     width, batch, steps = (256, 16, 100) if benchmark.enabled else (8, 2, 3)
     built = gradient_cases.build(etp, case, family=family, width=width, batch=batch, steps=steps)
     benchmark.group = family
-    benchmark(built.run)
+    benchmark(built.run, 1)

@@ -2,11 +2,12 @@
 
 A case is an algorithm and words after it: ``exit`` (the signal at the exit), ``window 25``, ``chunked`` (recorded in
 4 MB), ``bfloat16`` (narrow traces), ``stream`` (one jitted call per step, the states handed from call to call and
-donated), ``vmap`` (the peer's mode of that name).
+donated), and two modes of the peer, ``vmap`` and ``rules`` (its ``fast_solve=False``).
 """
 
 import time
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import brainstate
@@ -15,14 +16,17 @@ import jax
 import jax.numpy as jnp
 
 WINDOW = 25
+TRIAL = 25  # steps from which a slow case is scaled
 
 
 class Built(NamedTuple):
-    """``run()`` gives the seconds of one step; the rest is what compiling found."""
+    """A compiled case: ``run(count)`` makes ``count`` calls of ``steps`` steps each and waits for them."""
 
-    run: object
+    run: Callable[[int], None]
+    steps: int
     compile_s: float
     temporary_mb: float
+    peak_mb: float
 
 
 def use_kernels():
@@ -35,6 +39,34 @@ def use_kernels():
         etp_fastpath.register()
 
 
+def seconds_per_step(built, count):
+    """The time of one step, over ``count`` calls."""
+    now = time.perf_counter()
+    built.run(count)
+    return (time.perf_counter() - now) / (count * built.steps)
+
+
+def prepare(library, case, size, limit_s):
+    """Compile a case and run it once: what to time, how many calls of it, and what was found.
+
+    Where one call of all steps would take longer than ``limit_s``, a call of ``TRIAL`` steps stands for it: the work is
+    the same at every step.
+    """
+    built = traffic(**size) if case == "traffic" else build(library, case, **size)
+    found = {"compile_s": built.compile_s, "temporary_mb": built.temporary_mb, "peak_mb": built.peak_mb}
+    if built.steps > TRIAL and library.__name__ != "etp":
+        short = build(library, case, **{**size, "steps": TRIAL})
+        seconds_per_step(short, 1)
+        expected = seconds_per_step(short, 1) * built.steps
+        if expected > limit_s:
+            found["scaled"] = f"one sequence would take {expected:.1f} s, so {TRIAL} steps were timed"
+            built = short
+    seconds_per_step(built, 1)
+    once = seconds_per_step(built, 1) * built.steps
+    most, least = (200, 3) if built.steps == 1 else (50, 1)
+    return built, max(least, min(most, int(0.05 / max(once, 1e-9)))), {**found, "steps_timed": built.steps}
+
+
 def options_of(library, words):
     options = {"trace_dtype": jnp.bfloat16} if "bfloat16" in words else {}
     if "exit" in words:
@@ -43,20 +75,13 @@ def options_of(library, words):
         options["memory_limit"] = 4_000_000
     if "vmap" in words:
         options["vmap"] = True
+    if "rules" in words:
+        options["fast_solve"] = False
     if words[0] == "pp_prop":
         options["decay_or_rank"] = 0.9
     if "window" in words and library.__name__ != "etp":
         options["vjp_method"] = "multi-step"
     return options
-
-
-def build_case(library, case, size):
-    """Compile one case and run it once."""
-    if case == "traffic":
-        return traffic(size["family"], size["width"], size["batch"])
-    found = build(library, case, **size)
-    found.run()
-    return found
 
 
 def build(library, case, *, family, width, batch, steps):
@@ -73,7 +98,8 @@ def build(library, case, *, family, width, batch, steps):
     else:
         learner = library.compile(model, words[0], xs[0], batch_size=batch, **options_of(library, words))
         loss = loss_of(library, learner, window)
-        function = one_step(learner, loss) if stream else online(library, model, learner, loss, batch, window)
+        start = resetting(model, learner, batch, mapped="vmap" in words)
+        function = one_step(model, loss) if stream else online(library, learner, loss, start, window)
     args = (xs[0], ys[0]) if stream else (xs, ys)
     stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
     stateful.make_jaxpr(*args)
@@ -81,8 +107,15 @@ def build(library, case, *, family, width, batch, steps):
     jitted = jax.jit(stateful.jaxpr_call, donate_argnums=(0,) if stream else ())
     compiled = jitted.lower(values, *args).compile()
     seconds = time.perf_counter() - started
-    runner = streaming(compiled, values, args, steps) if stream else whole(compiled, values, args, steps)
-    return Built(runner, seconds, compiled.memory_analysis().temp_size_in_bytes / 1e6)
+    run = streaming(compiled, values, args) if stream else whole(compiled, values, args)
+    return Built(run, 1 if stream else steps, seconds, *memory(compiled))
+
+
+def memory(compiled):
+    """Megabytes that a call needs for itself, and with its arguments and results."""
+    found = compiled.memory_analysis()
+    kept = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return found.temp_size_in_bytes / 1e6, (found.temp_size_in_bytes + kept) / 1e6
 
 
 def backpropagation(model, batch):
@@ -104,44 +137,57 @@ def loss_of(library, learner, window):
     return loss
 
 
-def online(library, model, learner, loss, batch, window):
+def resetting(model, learner, batch, *, mapped):
+    """A function that begins a sequence; the peer's mapped learner has no such function, and zeros are its start."""
+
+    def reset():
+        brainstate.nn.reset_all_states(model, batch_size=batch)
+        learner.reset_state(batch)
+
+    def zero():
+        for state in learner.states().values():
+            if not isinstance(state, brainstate.ParamState):
+                state.value = jax.tree.map(jnp.zeros_like, state.value)
+
+    return zero if mapped else reset
+
+
+def online(library, learner, loss, start, window):
     alone = {"complete_sequence": True} if library.__name__ == "etp" else {}
 
     def gradient(xs, ys):
-        brainstate.nn.reset_all_states(model, batch_size=batch)
-        learner.reset_state(batch)
+        start()
         return learner.etrace_grad(xs, ys, step_fn=loss, chunk_size=WINDOW if window else None, **alone)
 
     return gradient
 
 
-def one_step(learner, loss):
-    return lambda x, y: brainstate.transform.grad(loss, learner.param_states)(x, y)
+def one_step(model, loss):
+    weights = model.states(brainstate.ParamState)
+    return lambda x, y: brainstate.transform.grad(loss, weights)(x, y)
 
 
-def whole(compiled, values, args, steps):
-    def run():
-        now = time.perf_counter()
-        jax.block_until_ready(compiled(values, *args))
-        return (time.perf_counter() - now) / steps
+def whole(compiled, values, args):
+    def run(count):
+        for _ in range(count):
+            jax.block_until_ready(compiled(values, *args))
 
     return run
 
 
-def streaming(compiled, values, args, steps):
+def streaming(compiled, values, args):
     kept = [values]
 
-    def run():
-        now = time.perf_counter()
-        for _ in range(steps):
+    def run(count):
+        out = None
+        for _ in range(count):
             kept[0], out = compiled(kept[0], *args)
         jax.block_until_ready((kept[0], out))
-        return (time.perf_counter() - now) / steps
 
     return run
 
 
-def traffic(family, width, batch, repeat=50):
+def traffic(*, family, width, batch, steps):
     """One read and one write of arrays as large as the traces of D_RTRL, in place."""
     rows = gradient_models.IN + (0 if family == "indrnn" else width)
     count = {"gru": 2, "lif": 2}.get(family, 1)
@@ -150,11 +196,9 @@ def traffic(family, width, batch, repeat=50):
     step = jax.jit(lambda es: [e * decay[:, None, :] for e in es], donate_argnums=0)
     kept = [step(arrays)]
 
-    def run():
-        now = time.perf_counter()
-        for _ in range(repeat):
+    def run(count):
+        for _ in range(count):
             kept[0] = step(kept[0])
         jax.block_until_ready(kept[0])
-        return (time.perf_counter() - now) / repeat
 
-    return Built(run, 0.0, 0.0)
+    return Built(run, 1, 0.0, 0.0, sum(e.nbytes for e in kept[0]) / 1e6)

@@ -50,13 +50,16 @@ def make(library, family, width):
                 self.u = vector(0.9)
             self.readout = weight(width, OUT)
 
-        def init_state(self, batch_size=1, **kwargs):
+        def init_state(self, batch_size=None, **kwargs):
             for name in ("i", "v") if family == "lif" else ("h",):
-                setattr(self, name, brainstate.HiddenState(jnp.zeros((batch_size, width), jnp.float32)))
+                setattr(self, name, brainstate.HiddenState(self._zeros(batch_size)))
 
-        def reset_state(self, batch_size=1, **kwargs):
+        def reset_state(self, batch_size=None, **kwargs):
             for name in ("i", "v") if family == "lif" else ("h",):
-                getattr(self, name).value = jnp.zeros((batch_size, width), jnp.float32)
+                getattr(self, name).value = self._zeros(batch_size)
+
+        def _zeros(self, batch_size):
+            return jnp.zeros((width,) if batch_size is None else (batch_size, width), jnp.float32)
 
         def update(self, x):
             return STEPS[family](library, self, x) @ self.readout.value
