@@ -25,10 +25,13 @@ from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._groups import HiddenGroup
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
-from etp_algorithms._compiler._trust import Trust
+from etp_algorithms._compiler._transitions import GroupJacobian
+from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._engine import LearningSignal, TraceAlgorithm
 from etp_algorithms._inputs import MultiStepData, SingleStepData
 from etp_algorithms._learner import EligibilityTrace, Learner
 from etp_algorithms._report import ParameterReport, RelationReport, TrustReport
+from etp_algorithms._step import StepPoint
 
 __all__ = [
     "ALGORITHMS",
@@ -44,21 +47,26 @@ __all__ = [
     "ES_D_RTRL",
     "ETraceConfig",
     "EligibilityTrace",
+    "GroupJacobian",
     "HiddenGroup",
     "HiddenParamOpRelation",
     "IODimVjpAlgorithm",
     "Learner",
+    "LearningSignal",
     "MultiStepData",
     "OSTLFeedforward",
     "OSTLRecurrent",
     "OTTT",
     "ParamDimVjpAlgorithm",
     "ParameterReport",
+    "ParameterTrust",
     "RTRL",
     "RelationReport",
     "SingleStepData",
     "SnAp",
+    "StepPoint",
     "ThreeFactor",
+    "TraceAlgorithm",
     "TraceGraph",
     "Trust",
     "TrustReport",

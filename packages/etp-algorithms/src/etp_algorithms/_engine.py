@@ -61,6 +61,9 @@ class LearningSignal:
         place: the cotangent of the state that enters a window, or of the new state of every step.
         feedback: random matrices in place of the transposed read-outs; None for the true ones.
         modulated: the cotangent is replaced by a modulator that is given with every call.
+
+    >>> LearningSignal("exit")
+    LearningSignal(place='exit', feedback=None, modulated=False)
     """
 
     place: SignalPlace = "entry"
@@ -105,7 +108,20 @@ class FoldedSteps(NamedTuple):
 
 @runtime_checkable
 class TraceAlgorithm(Protocol):
-    """How traces are stored, rolled and contracted; pure functions of arrays, one value per algorithm."""
+    """How traces are stored, rolled and contracted: pure functions of arrays, and no state; one value per algorithm.
+
+    A :class:`Learner` does the rest. At every step it calls ``read`` and ``roll``; in the backward pass of a window it
+    calls ``solve`` once, with the signals that reached the states at the window's entry (or, with the signal at the
+    exit, once per step). Traces, what is tracked and what is read are pytrees of the algorithm's own choice.
+
+    ``signals`` are, for every hidden group and state of it, the cotangents per position: a tuple over
+    ``graph.hidden_groups`` of tuples of ``S`` arrays of the group's ``varshape``, the batch axis first.
+
+    >>> import etp_algorithms as ea
+    >>> config = ea.ETraceConfig(temporal_recursion="scalar_leak", decay=0.9)
+    >>> isinstance(config.algorithm(), ea.TraceAlgorithm)
+    True
+    """
 
     @property
     def name(self) -> str:
@@ -131,11 +147,11 @@ class TraceAlgorithm(Protocol):
         ...
 
     def init(self, graph: TraceGraph) -> Any:
-        """Zero traces, a pytree of arrays with stable keys."""
+        """Zero traces, a pytree of arrays with stable keys; ``roll`` keeps its structure, shapes and dtypes."""
         ...
 
     def reset(self, graph: TraceGraph, traces: Any) -> Any:
-        """The traces at the start of another sequence."""
+        """The traces at the start of another sequence, after one that left ``traces``."""
         ...
 
     def bytes_for(self, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> int:
@@ -143,7 +159,10 @@ class TraceAlgorithm(Protocol):
         ...
 
     def tracked(self, graph: TraceGraph, parameters: Arrays) -> Any:
-        """What the traces are traces of, a pytree of differentiable functions of the parameters."""
+        """What the traces are traces of, a pytree of differentiable functions of the parameters.
+
+        ``parameters`` are arrays in the order of ``graph.step.parameters``.
+        """
         ...
 
     def read(self, point: StepPoint) -> Any:
@@ -151,11 +170,14 @@ class TraceAlgorithm(Protocol):
         ...
 
     def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any, /) -> Any:
-        """The traces after one more step."""
+        """The traces after one more step, from what ``read`` gave as ``values``."""
         ...
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, tracked: Any, /) -> Any:
-        """The cotangents of what is tracked that ``signals`` at the groups' states entail; some may be left out."""
+        """The cotangents of what is tracked that ``signals`` at the groups' states entail: a pytree like ``tracked``.
+
+        If that is a tuple, the last ones may be left out; they are zero.
+        """
         ...
 
 

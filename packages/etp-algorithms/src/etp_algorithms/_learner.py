@@ -142,7 +142,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             MissingRuleError: a primitive lacks a rule that the algorithm needs.
         """
         example = first_step(args)
-        with self.unchanged_on_failure():
+        with self._unchanged_on_failure():
             model = self.model if self.lanes is None else self._map_lanes(self.lanes, example)
             captured = capture_module(model, *example)
             strict = self.strict and self.algorithm.marked_only
@@ -342,16 +342,16 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         outputs = outputs if stacked is None else [output[None] for output in outputs]
         return jax.tree.unflatten(captured.output_tree, outputs)
 
-    def prepared_step(self, flags: jax.Array | None) -> CompiledStep:
+    def _prepared_step(self, flags: jax.Array | None) -> CompiledStep:
         """The step that a driver runs, compiled; with the flags of a whole sequence, time leading, if it has any."""
         program, _ = self._compiled()
         return program if flags is None else self._resetting_step(flags.shape[1:])
 
-    def folds(self, program: CompiledStep) -> bool:
+    def _folds(self, program: CompiledStep) -> bool:
         """Whether a known sequence is folded into whole-sequence products."""
         return self.kernels == "auto" and isinstance(program.algorithm, FoldingAlgorithm)
 
-    def fold_gradients(
+    def _fold_gradients(
         self,
         program: CompiledStep,
         loss_of: Callable[..., Any],
@@ -362,7 +362,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         """The gradients of single steps, summed over a known sequence, from recorded steps.
 
         Args:
-            program: the step, as :meth:`prepared_step` gives it.
+            program: the step, as :meth:`_prepared_step` gives it.
             loss_of: ``slices -> (loss, (losses, aux))``; it runs the learner exactly once.
             timed: the slices, time leading.
             states: the states to differentiate.
@@ -438,7 +438,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         place(plan, placed_states(program, traces, self.start))
         self._plan = plan
 
-    def run_placed(
+    def _run_placed(
         self,
         core: Callable[[Any, Any], tuple[list[Any], Any]],
         timed: Any,
@@ -494,7 +494,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         return vmapped(self.model, self._one_sample, lanes)
 
     @contextlib.contextmanager
-    def giving(self, flags: jax.Array | None, *, windowed: bool) -> Generator[None, None, None]:
+    def _giving(self, flags: jax.Array | None, *, windowed: bool) -> Generator[None, None, None]:
         """Calls of the learner inside get these flags."""
         if flags is None:
             yield
@@ -506,7 +506,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self._flags = None
 
     @contextlib.contextmanager
-    def holding_traces(self) -> Generator[None, None, None]:
+    def _holding_traces(self) -> Generator[None, None, None]:
         """Calls of the learner inside move the model's states and leave the traces."""
         self._holding = True
         try:
@@ -515,7 +515,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self._holding = False
 
     @contextlib.contextmanager
-    def unchanged_on_failure(self) -> Generator[None, None, None]:
+    def _unchanged_on_failure(self) -> Generator[None, None, None]:
         """A block that either succeeds or leaves every state as it was."""
         before = self._values()
         try:

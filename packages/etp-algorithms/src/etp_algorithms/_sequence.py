@@ -22,13 +22,13 @@ class SequenceDrivers:
     other_states: Any
     update: Callable[..., Any]
     reset_state: Callable[..., None]
-    prepared_step: Callable[..., Any]
-    folds: Callable[..., bool]
-    fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
-    run_placed: Callable[..., tuple[list[Any], Any]]
-    giving: Callable[..., Any]
-    holding_traces: Callable[[], Any]
-    unchanged_on_failure: Callable[[], Any]
+    _prepared_step: Callable[..., Any]
+    _folds: Callable[..., bool]
+    _fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
+    _run_placed: Callable[..., tuple[list[Any], Any]]
+    _giving: Callable[..., Any]
+    _holding_traces: Callable[[], Any]
+    _unchanged_on_failure: Callable[[], Any]
 
     def etrace_grad(
         self,
@@ -95,14 +95,14 @@ class SequenceDrivers:
             raise TypeError(f"weights must be a dictionary of states, got {type(weights).__name__}.")
         flags = _check_resets(resets, length)
         report = read_progress(progress)
-        self.prepared_step(flags)
+        self._prepared_step(flags)
         states = dict(self.param_states if weights is None else weights)
 
         def core(timed: _Now, scales: Any) -> tuple[list[Any], list[Any]]:
-            program = self.prepared_step(timed.flags)
+            program = self._prepared_step(timed.flags)
 
             def loss_of(now: _Now) -> tuple[Any, Any]:
-                with self.giving(now.flags, windowed=chunk is not None):
+                with self._giving(now.flags, windowed=chunk is not None):
                     out = step_fn(*now.slices)
                 losses, aux = out if has_aux else (out, None)
                 losses = check_losses(losses, now.gates, chunk is not None)
@@ -114,8 +114,8 @@ class SequenceDrivers:
             head, tail = _cut(timed, 0, warm_up), _cut(timed, warm_up, length)
             parts = _run_windows(lambda now: loss_of(now)[1], head, chunk) if warm_up else []
             slots = list(states.values())
-            if chunk is None and self.folds(program):
-                total, *outs = self.fold_gradients(program, loss_of, tail, slots, complete_sequence)
+            if chunk is None and self._folds(program):
+                total, *outs = self._fold_gradients(program, loss_of, tail, slots, complete_sequence)
                 parts.append(tuple(outs))
             else:
                 total, found = _add_gradients(loss_of, tail, slots, chunk)
@@ -126,8 +126,8 @@ class SequenceDrivers:
 
         timed = _Now(gates, flags, jnp.arange(1, length + 1) if report else None, sequences)
         lead = 1 if chunk is None else 2
-        with self.unchanged_on_failure():
-            total, parts = self.run_placed(core, timed, scales, lead=lead, extra=list(states.values()))
+        with self._unchanged_on_failure():
+            total, parts = self._run_placed(core, timed, scales, lead=lead, extra=list(states.values()))
         gradients = dict(zip(states, total, strict=True))
         aux = _stack([aux for _, aux in parts])
         losses = _stack([jax.tree.map(lambda a: a.reshape(-1, *a.shape[lead:]), losses) for losses, _ in parts])
@@ -164,18 +164,18 @@ class SequenceDrivers:
         chunk = _check_chunk(chunk_size, length)
         flags = _check_resets(resets, length)
         report = read_progress(progress)
-        self.prepared_step(flags)
+        self._prepared_step(flags)
         call = step_fn if step_fn is not None else self._call_chunk if chunk else self.update
 
         def body(now: _Now) -> Any:
-            with self.giving(now.flags, windowed=chunk is not None):
+            with self._giving(now.flags, windowed=chunk is not None):
                 out = call(*now.slices)
             report_step(report, now.done, length)
             return out if return_outputs else None
 
         timed = _Now(None, flags, jnp.arange(1, length + 1) if report else None, sequences)
-        with self.unchanged_on_failure():
-            _, parts = self.run_placed(
+        with self._unchanged_on_failure():
+            _, parts = self._run_placed(
                 lambda timed, _: ([], _run_windows(body, timed, chunk)), timed, None, lead=1 if chunk is None else 2
             )
         return _stack(parts)
@@ -201,10 +201,10 @@ class SequenceDrivers:
         Returns:
             What ``step_fn`` returned, stacked over calls.
         """
-        self.prepared_step(None)
+        self._prepared_step(None)
         states = [*self.hidden_states.values(), *self.other_states.values()]
         before = [state.value for state in states]
-        with self.holding_traces():
+        with self._holding_traces():
             out = self.etrace_evolve(
                 *sequences,
                 step_fn=step_fn,

@@ -185,14 +185,14 @@ def group_signals(graph: TraceGraph, cotangents: Sequence[Any]) -> Signals:
 
 @dataclass(frozen=True, eq=False)
 class StepPoint:
-    """One step at its values: what an algorithm may ask of it. Nothing here carries a derivative.
+    """One step at its values: what a :class:`TraceAlgorithm` may ask of it. Nothing here carries a derivative.
 
     Attributes:
         graph: the compiled step.
-        parameters: the parameter arrays.
-        hidden: the hidden arrays at entry.
-        others: the arrays of other states at entry.
-        arguments: the argument arrays.
+        parameters: the parameter arrays, in the order of ``graph.step.parameters``.
+        hidden: the hidden arrays at entry, in the order of ``graph.step.hidden``.
+        others: the arrays of other states at entry, in the order of ``graph.step.others``.
+        arguments: the argument arrays, the leaves of the step's inputs.
         env: the values of the step.
     """
 
@@ -214,11 +214,22 @@ class StepPoint:
 
     @cached_property
     def jacobians(self) -> tuple[GroupJacobian | None, ...]:
-        """For every hidden group its Jacobians, position by position; None for one that no relation reaches."""
+        """For every hidden group its Jacobians, position by position; None for one that no relation reaches.
+
+        Every marked operator's output is held fixed in them: what passes through a marked weight is left out.
+        """
         return tuple(evaluate_transition(t, self._values) if t.links else None for t in self.graph.transitions)
 
     def advance(self, hidden: Signals, parameters: Arrays) -> Signals:
-        """The new states as a differentiable function of the old ones and of the parameters, by group and state."""
+        """The new states as a differentiable function of the old ones and of the parameters, by group and state.
+
+        Args:
+            hidden: the old states like :attr:`states`, a tuple per group of arrays of its ``varshape``.
+            parameters: arrays like :attr:`parameters`.
+
+        Returns:
+            The new states, like the old ones. Other states and the step's inputs are held fixed.
+        """
         old = states_to_arrays(self.graph, hidden, self.hidden)
         frozen = [jax.lax.stop_gradient(a) for a in (*self.others, *self.arguments)]
         others, arguments = frozen[: len(self.others)], frozen[len(self.others) :]
