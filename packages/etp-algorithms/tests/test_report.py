@@ -117,6 +117,7 @@ def test_rich_prints_a_coloured_table():
     text = console.export_text()
     assert all(name in text for name in GRADES)
     assert "diagonal" in text
+    assert "served by" in text
 
 
 def test_a_parameter_that_the_step_never_reads_is_listed_as_unused():
@@ -127,6 +128,89 @@ def test_a_parameter_that_the_step_never_reads_is_listed_as_unused():
 
     row = compiled(with_a_spare, XS[0], 2).report["spare.weight"]
     assert (row.trust.value, row.reasons) == ("unused", ("the step never reads it",))
+
+
+# --- what a step costs -------------------------------------------------------------------------------------------
+
+ONE = IN * N + N  # elements of a dense weight and its bias
+
+
+@cell({"h": (N,)}, lambda: {"W": array(0, IN + N, N), "b": array(1, N)})
+def dense_recurrence(self, x):
+    """Nothing recurs but through the operator."""
+    self.h.value = jnp.tanh(matmul(jnp.concatenate([x, self.h.value], -1), self.W.value, self.b.value))
+    return self.h.value
+
+
+@cell({"i": (N,), "v": (N,)}, lambda: {"W": array(0, IN, N), "b": array(1, N)})
+def synapse_and_membrane(self, x):
+    """``i`` by itself; ``v`` by both, and in the same step by ``i``."""
+    self.i.value = 0.6 * self.i.value + matmul(x, self.W.value, self.b.value)
+    self.v.value = jnp.tanh(0.7 * self.v.value + self.i.value)
+    return self.v.value
+
+
+# elements of the trace of one sample and state, P + F + S
+COSTS = {
+    "leaky": (EXACT["leaky"], ONE, 1 + 1 + 1),
+    "dense_recurrence": (dense_recurrence, (IN + N) * N + N, 0 + 1 + 1),
+    "synapse_and_membrane": (synapse_and_membrane, ONE, 3 + 2 + 2),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("batch", [2, 5])
+def test_a_relation_states_its_bytes_and_operations_per_step(name, batch):
+    factory, elements, terms = COSTS[name]
+    (relation,) = compiled(factory, inputs(batch=batch)[0], batch, kernels="reference").report.relations
+    states = 2 if name == "synapse_and_membrane" else 1
+    assert (relation.kernels, relation.traces) == (("rules",), ("per weight",))
+    assert relation.bytes_per_step == 2 * 8 * batch * elements * states
+    assert relation.operations_per_step == batch * elements * terms
+
+
+def test_the_operations_of_one_state_are_those_of_the_arithmetic():
+    # ε ← D ε + Df ⊗ x: two multiplications of every element; ⟨s, ε⟩: one
+    report = report_of(EXACT["leaky"], kernels="reference")
+    assert report.relations[0].operations_per_step == 3 * 2 * ONE
+
+
+def test_two_filters_cost_their_width_and_one_product():
+    (relation,) = report_of(EXACT["leaky"], algorithm=lambda m: ea.pp_prop(m, 0.9)).relations
+    assert (relation.kernels, relation.traces) == (("rules",), ("two filters",))
+    assert relation.bytes_per_step == 2 * 8 * 2 * (IN + N)
+    assert relation.operations_per_step == 2 * (IN + N * (1 + 1 + 1) + ONE)
+
+
+def test_a_filter_over_the_traces_doubles_the_states_and_meets_the_signal_alone():
+    plain, filtered = (
+        report_of(EXACT["leaky"], algorithm=lambda m, k=k: ea.EProp(m, kappa_filter_decay=k)).relations[0]
+        for k in (0.0, 0.5)
+    )
+    assert plain.operations_per_step == 2 * ONE * (1 + 1 + 1)
+    assert filtered.operations_per_step == 2 * ONE * (3 + 2 + 1)
+
+
+@pytest.mark.parametrize(("algorithm", "served"), [(ea.UORO, "derivative of the step"), (ea.SnAp, "rules")])
+def test_other_algorithms_say_what_serves_them_and_leave_the_operations_open(algorithm, served):
+    (relation,) = report_of(EXACT["leaky"], algorithm=algorithm).relations
+    assert relation.kernels == (served,)
+    assert relation.operations_per_step is None
+    assert relation.bytes_per_step >= 2 * 8 * ONE
+
+
+def test_an_operator_without_a_trace_costs_nothing():
+    first, *_, last = report_of(EXACT["marked_readout"]).relations
+    assert (last.groups, last.kernels, last.bytes_per_step, last.operations_per_step) == ((), (), 0, 0)
+    assert first.operations_per_step > 0
+
+
+def test_costs_are_in_the_printed_table_and_in_the_data():
+    report = report_of(EXACT["leaky"], kernels="reference")
+    assert f"{6 * ONE:,}" in str(report)
+    assert ("served by" in str(report), "rules" in str(report)) == (True, True)
+    (relation,) = json.loads(json.dumps(report.to_dict()))["relations"]
+    assert (relation["kernels"], relation["operations_per_step"]) == (["rules"], 6 * ONE)
 
 
 # --- drawings ----------------------------------------------------------------------------------------------------

@@ -187,3 +187,21 @@ def test_small_traces_give_the_gradient_of_whole_ones_step_by_step_and_folded(si
     for limit in (None, 1):
         for found, expected in zip(gradients("auto", memory_limit=limit), reference, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_report_says_that_the_kernel_serves_a_relation_what_it_keeps_and_what_it_costs():
+    (relation,) = plain().report.relations
+    assert relation.kernels == ("etp_fastpath",) * 2  # in the group of h, and in that of i and v
+    assert relation.traces == ("last step", "filter and per weight")
+    batch, data, out = 2, 7, 4
+    elements = batch * (data * out + out)
+    stored = [batch * (data + out), batch * (data + 1), elements]
+    assert relation.bytes_per_step == 2 * 8 * sum(stored)
+    # h: one product with the last step; i: a filter (leak and input) and its product; v: two entries of D and the input
+    assert relation.operations_per_step == (elements + batch * out) + (2 * stored[1] + elements) + (3 + 1) * elements
+
+
+def test_the_report_says_rules_where_the_kernels_are_not_asked_for():
+    (relation,) = plain("reference").report.relations
+    assert (relation.kernels, relation.traces) == (("rules",) * 2, ("per weight",) * 2)
+    assert relation.operations_per_step > plain().report.relations[0].operations_per_step

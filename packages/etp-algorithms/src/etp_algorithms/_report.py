@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from etp_algorithms._advice import REPORT_ATTRIBUTES
 from etp_algorithms._compiler._diagnostics import Diagnostic
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
+from etp_algorithms._costs import bytes_of, relation_cost
 from etp_algorithms._drawing import Drawing, Node, to_graphviz, to_mermaid
 from etp_algorithms._engine import TraceAlgorithm
 from etp_core.arguments import no_attribute
@@ -49,12 +48,27 @@ class RelationReport:
         place: the file and line of the model that use it.
         parameters: the names of the parameter arrays that its weights are made from.
         groups: the hidden groups that it is traced into; none for an operator without a trace.
+        kernels: for every group what serves it: the package whose closed form does, as ``"etp_fastpath"``; ``"rules"``;
+            or ``"derivative of the step"``, for algorithms that differentiate the whole step.
+        traces: for every group what is stored: a trace ``"per weight"``, a ``"filter"`` over the data or the ``"last
+            step"`` that stand for one, ``"two filters"`` of pp_prop, or what other algorithms keep.
+        bytes_per_step: bytes of traces that a step reads and writes: twice their memory. A gradient at every step reads
+            them once more; a folded sequence touches them once per fold.
+        operations_per_step: multiply-adds of moving the traces by one step and of contracting them once. With ``P``
+            present entries of the states' Jacobian, ``F`` states that the operator reaches in the same step, ``S``
+            with a trace, ``|w|`` elements of the operands and a batch ``B``, a trace per weight takes
+            ``B|w|(P + F + S)``, a filter over ``I`` data ``B(I + 1)(P + F) + B|w|S``, a last step of ``O`` outputs
+            ``B(|w| + O)S``, two filters ``BI + BO(P + F + S) + B|w|``; None where no formula counts them.
     """
 
     operator: str
     place: str
     parameters: tuple[str, ...]
     groups: tuple[str, ...]
+    kernels: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
+    bytes_per_step: int = 0
+    operations_per_step: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +143,17 @@ class TrustReport:
 
     def __str__(self) -> str:
         head = ("parameter", "trust", "traced by", "into", "trace", "note")
-        table = _table([head, *map(_cells, self.parameters)])
-        return "\n".join([table, f"{self.algorithm}: {_bytes(self.trace_bytes)} of traces", *self._notes()])
+        parts = [_table([head, *map(_cells, self.parameters)])]
+        parts += ["", _table([_COSTS, *map(_cost_cells, self.relations)]), ""] if self.relations else []
+        return "\n".join([*parts, f"{self.algorithm}: {_bytes(self.trace_bytes)} of traces", *self._notes()])
 
     def _notes(self) -> Iterator[str]:
         for diagnostic in self.diagnostics:
             yield f"{diagnostic.level}: {diagnostic}"
 
     def __rich__(self) -> Any:
-        """The same as a ``rich`` table."""
+        """The same as ``rich`` tables."""
+        from rich.console import Group
         from rich.table import Table
 
         colours = {Trust.EXACT: "green", Trust.FACTORISED: "cyan", Trust.DIAGONAL: "yellow"}
@@ -146,7 +162,10 @@ class TrustReport:
             cells = _cells(row)
             colour = colours.get(row.trust, "red")
             table.add_row(cells[0], f"[{colour}]{cells[1]}[/]", *cells[2:])
-        return table
+        costs = Table(*_COSTS)
+        for cells in map(_cost_cells, self.relations):
+            costs.add_row(*cells)
+        return Group(table, costs) if self.relations else table
 
 
 def make_report(
@@ -163,7 +182,7 @@ def make_report(
             *(_row(algorithm, graph, traces, verdict) for verdict in graph.trust),
             *(_unread(".".join(map(str, path))) for path in unused),
         ),
-        relations=tuple(_use(graph, operator) for operator in graph.operators),
+        relations=tuple(_use(algorithm, graph, traces, operator) for operator in graph.operators),
         groups=tuple(group.name for group in graph.hidden_groups),
         trace_bytes=bytes_of(traces),
         diagnostics=diagnostics,
@@ -175,11 +194,6 @@ def relation_table(report: TrustReport) -> str:
     head = ("operator", "parameters", "into", "place")
     rows = [(r.operator, ", ".join(r.parameters), ", ".join(r.groups) or "-", r.place) for r in report.relations]
     return _table([head, *rows])
-
-
-def bytes_of(tree: Any) -> int:
-    """The memory of all arrays of a pytree."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _row(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, verdict: ParameterTrust) -> ParameterReport:
@@ -196,13 +210,18 @@ def _row(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, verdict: Par
     )
 
 
-def _use(graph: TraceGraph, operator: HiddenParamOpRelation) -> RelationReport:
+def _use(algorithm: TraceAlgorithm, graph: TraceGraph, traces: Any, operator: HiddenParamOpRelation) -> RelationReport:
+    cost = relation_cost(algorithm, graph, traces, operator)
     numbers = sorted({n for operand in operator.operands.values() for n in operand.parameters})
     return RelationReport(
         operator=operator.primitive.name,
         place=operator.equation.place,
         parameters=tuple(graph.step.parameters[n].name for n in numbers),
         groups=tuple(graph.hidden_groups[link.group].name for link in operator.links),
+        kernels=cost.kernels,
+        traces=cost.traces,
+        bytes_per_step=cost.bytes_per_step,
+        operations_per_step=cost.operations_per_step,
     )
 
 
@@ -227,6 +246,17 @@ def _cells(row: ParameterReport) -> tuple[str, ...]:
         _bytes(row.trace_bytes) if row.trace_bytes else "-",
         "; ".join(row.reasons),
     )
+
+
+_COSTS = ("operator", "parameters", "served by", "trace", "read and written per step", "multiply-adds per step")
+
+
+def _cost_cells(row: RelationReport) -> tuple[str, ...]:
+    """What serves a relation, and what a step costs."""
+    served, kept = (", ".join(dict.fromkeys(names)) or "-" for names in (row.kernels, row.traces))
+    moved = _bytes(row.bytes_per_step) if row.bytes_per_step else "-"
+    operations = f"{row.operations_per_step:,}" if row.operations_per_step else "-"
+    return row.operator, ", ".join(row.parameters), served, kept, moved, operations
 
 
 def _bytes(count: int) -> str:
