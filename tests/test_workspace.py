@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import itertools
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,11 +113,38 @@ def test_the_requirements_of_code_and_tests_form_no_cycle():
 
 @each_distribution
 def test_the_changelog_has_a_section_for_the_current_version(distribution):
-    if distribution == "etp-suite":
-        assert f"version: {SETTINGS['project']['version']}\n" in (ROOT / "CITATION.cff").read_text()
-        return
     version = pyproject(distribution)["project"]["version"]
-    assert f"\n## {version}" in (MEMBERS[distribution] / "CHANGELOG.md").read_text()
+    assert f"\n## {version}\n" in (DISTRIBUTIONS[distribution] / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_is_of_the_current_version():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    project = SETTINGS["project"]
+    assert f"version: {project['version']}" in lines
+    assert f"license: {project['license']}" in lines
+    assert f'  - name: "{project["authors"][0]["name"]}"' in lines
+    assert [line for line in lines if line.removeprefix("  - ") in project["keywords"]] == [
+        f"  - {keyword}" for keyword in project["keywords"]
+    ]
+
+
+@each_distribution
+def test_a_distribution_says_what_it_is_about(distribution):
+    project = pyproject(distribution)["project"]
+    assert re.fullmatch(r"\S.*[^.\s]", project["description"])
+    assert len(project["keywords"]) == len(set(project["keywords"])) >= 3
+    assert project["readme"] == "README.md"
+
+
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_workflow_pins_what_it_uses_and_holds_no_more_rights_than_it_needs(workflow):
+    text = workflow.read_text()
+    uses = re.findall(r"uses: (.*)", text)
+    assert uses
+    assert [use for use in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
+    assert "\npermissions:\n  contents: read\n" in text
+    rights = re.findall(r"(\S+): write", text)
+    assert rights == (["id-token"] if workflow.stem == "release" else [])
 
 
 def test_no_test_directory_is_a_package():
