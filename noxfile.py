@@ -203,14 +203,9 @@ def constraints(session: nox.Session) -> None:
 @nox.session(python=DEFAULT, default=False)
 def release(session: nox.Session) -> None:
     """Prepare a release of one package: ``nox -s release -- etp-core minor``."""
-    if len(session.posargs) != 2:
-        session.error("Give a package and a part: nox -s release -- etp-core minor|patch")
-    package, part = session.posargs
-    bump = ("uv", "version", "--package", package, "--bump", part, "--short")
-    version = str(session.run(*bump, "--dry-run", silent=True)).split()[-1]
-    if f"\n## {version}" not in (directory(package) / "CHANGELOG.md").read_text():
-        session.error(f"{package}/CHANGELOG.md has no section '## {version}'.")
-    session.run(*bump, "--no-sync")
+    session.run("python", ".ci/release.py", *session.posargs)
+    package, _ = session.posargs
+    version = project(package)["version"]
     for dependant in [package, *dependants(package)]:
         sync(session, "--package", dependant, groups=["test"])
         session.run("uv", "pip", "check")
