@@ -55,7 +55,7 @@ def advised(advice: Advice) -> Callable[[_Made], _Made]:
         >>> from etp_core.arguments import Advice, advised
         >>> @advised(Advice(needed={"decay": "a float in [0, 1)"}, replaced={"tau": "give decay=exp(-dt / tau)"}))
         ... def leak(*, decay): ...
-        >>> leak(tau=10.0)
+        >>> leak(decay=0.9, tau=10.0)
         Traceback (most recent call last):
             ...
         TypeError: leak takes no tau: give decay=exp(-dt / tau).
