@@ -44,6 +44,20 @@ def broken(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}{before} is now {name}{now[name]}"
 
 
+def verdict(package: str, tag: str | None, found: Iterable[str]) -> str:
+    """What to tell whoever changed the API, with the two ways out."""
+    lines = [f"  {line}" for line in found]
+    if tag is None:
+        return f"{package}: no tag yet, nothing to compare with"
+    if not lines:
+        return f"{package}: nothing breaks since {tag}"
+    remedy = (
+        f"Keep the old name or argument until the next minor release, with a DeprecationWarning that says the new one; "
+        f"or make this release a minor one, nox -s release -- {package} minor, and say in its CHANGELOG what changed."
+    )
+    return "\n".join([f"{package}: a user of {tag} would miss", *lines, remedy])
+
+
 def accepts(now: str, before: str) -> bool:
     """Whether every call that fits the signature ``before`` fits ``now`` too and means the same."""
     old_places, old_names, old_needed = _parse(before)
@@ -83,6 +97,5 @@ if __name__ == "__main__":
         tag = last_tag(package)
         found = breaks_since(tag, package) if tag else []
         failed |= bool(found)
-        print(f"{package}: {f'{len(found)} breaks since {tag}' if tag else 'no tag yet, nothing to compare with'}")
-        print(*(f"  {line}" for line in found), sep="\n", end="\n" if found else "")
+        print(verdict(package, tag, found))
     sys.exit(failed)

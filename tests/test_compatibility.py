@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from packaging.version import Version
 
-from .compatibility import accepts, breaks_since, broken, last_tag
+from .compatibility import accepts, breaks_since, broken, last_tag, verdict
 from .layout import MEMBERS, pyproject
 from .public_api import SIGNATURES, public_signatures
 
@@ -26,7 +26,8 @@ def test_a_package_breaks_nothing_before_its_next_minor_version(package):
         return
     released, current = Version(tag.rpartition("-v")[2]), Version(pyproject(package)["project"]["version"])
     if (released.major, released.minor) == (current.major, current.minor):
-        assert breaks_since(tag, package) == []
+        found = breaks_since(tag, package)
+        assert not found, verdict(package, tag, found)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,14 @@ def test_a_signature_that_refuses_an_old_call_is_not(before, now):
 
 def test_a_name_that_is_gone_is_a_break():
     assert list(broken({"a.b": "", "a.c": "(x)"}, {"a.c": "(x)"})) == ["a.b is gone"]
+
+
+def test_the_verdict_names_what_is_missed_and_two_ways_out():
+    assert verdict("etp-core", None, []) == "etp-core: no tag yet, nothing to compare with"
+    assert verdict("etp-core", "etp-core-v0.1.0", []) == "etp-core: nothing breaks since etp-core-v0.1.0"
+    said = verdict("etp-core", "etp-core-v0.1.0", ["etp_core.f is gone"])
+    assert said.startswith("etp-core: a user of etp-core-v0.1.0 would miss\n  etp_core.f is gone\nKeep the old name")
+    assert "nox -s release -- etp-core minor" in said
 
 
 def test_the_last_tag_of_a_package_is_the_newest_of_its_own(tmp_path):
