@@ -23,6 +23,7 @@ import numpy as np
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._feedback import RandomFeedback
+from etp_algorithms._residuals import RecordedSteps, residuals_of
 from etp_algorithms._step import (
     Arrays,
     Operands,
@@ -97,13 +98,13 @@ class FoldedSteps(NamedTuple):
     Attributes:
         values: what the algorithm reads of the steps.
         signals: the cotangents of the states at the entry of every step, or at its exit.
-        drives: for every marked operator the cotangent of its output within the step; with the signal at the exit
-            without the ways through the states that the traces account for.
+        drives: for every marked operator the cotangent of its output within the step, None for a structural zero; with
+            the signal at the exit without the ways through the states that the traces account for.
     """
 
-    values: Any
+    values: RecordedSteps
     signals: Signals
-    drives: tuple[jax.Array, ...]
+    drives: tuple[jax.Array | None, ...]
 
 
 @runtime_checkable
@@ -185,8 +186,8 @@ class TraceAlgorithm(Protocol):
 class FoldingAlgorithm(TraceAlgorithm, Protocol):
     """An algorithm that takes several steps at once; it tracks the operands of the marked operators."""
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands, /) -> Any:
-        """The traces after the steps of ``values``, time leading; equal to rolling one by one."""
+    def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, tracked: Operands, /) -> Any:
+        """The traces after all ``steps``; equal to rolling one by one."""
         ...
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands, /) -> tuple[Operands, Any]:
@@ -257,7 +258,9 @@ def run_window(
         hidden = attach_traces(graph, algorithm, hidden, tracked, traces)
     start = _Carry(hidden, others, _detach(traces))
     substitutes = algorithm.signal.feedback.substitutes(graph) if algorithm.signal.feedback else None
-    later = at_entry and isinstance(algorithm, FoldingAlgorithm)  # the window's steps are rolled at once, afterwards
+    residuals = None  # or what to record of a window's steps, which are then rolled at once, afterwards
+    if at_entry and stacked is not None and isinstance(algorithm, FoldingAlgorithm):
+        residuals = residuals_of(graph, algorithm)
 
     def one_step(carry: _Carry, moving: Any) -> Any:
         changing, current_modulator = moving
@@ -265,28 +268,33 @@ def run_window(
         flags = stacked or (False,) * len(arguments)
         current = [next(rest) if flag else array for array, flag in zip(arguments, flags, strict=True)]
         inputs = (parameters, carry.hidden, carry.others, current)
-        if at_entry:
-            result, values = _step_from_entry(graph, algorithm, inputs, substitutes)
-            rolled = carry.traces if later else algorithm.roll(graph, carry.traces, values, _detach(tracked))
-        else:
+        if not at_entry:
             signals = current_modulator if modulator_stacked else modulator
             result, rolled = _step_to_exit(graph, algorithm, inputs, carry.traces, tracked, signals, substitutes)
-            values = None
-        return _Carry(result[1], result[2], rolled), (result[0], values if later else None)
+            return _Carry(result[1], result[2], rolled), (result[0], None)
+        env = evaluate_step(graph, *inputs, substitutes=substitutes)
+        result, point = results_of(graph, env), point_at(graph, inputs, env)
+        saved = None if residuals is None else residuals.save(point)
+        rolled = carry.traces
+        if residuals is None:
+            rolled = algorithm.roll(graph, carry.traces, algorithm.read(point), _detach(tracked))
+        return _Carry(result[1], result[2], rolled), (result[0], saved)
 
     if stacked is None:
-        carry, (outputs, values) = one_step(start, ([], modulator))
-        rolled = algorithm.roll(graph, carry.traces, values, _detach(tracked)) if later else carry.traces
+        carry, (outputs, _) = one_step(start, ([], modulator))
     else:
         moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
-        carry, (outputs, values) = jax.lax.scan(one_step, start, (moving, modulator if modulator_stacked else None))
-        rolled = carry.traces
-        if isinstance(algorithm, FoldingAlgorithm) and later:
-            rolled = algorithm.roll_window(graph, carry.traces, _detach(values), _detach(tracked))
+        changing = (moving, modulator if modulator_stacked else None)
+        carry, (outputs, saved) = jax.lax.scan(one_step, start, changing)
+        if residuals is not None:
+            assert isinstance(algorithm, FoldingAlgorithm)
+            length = jax.tree.leaves(changing)[0].shape[0]
+            steps = residuals.steps(parameters, _detach(saved), length)
+            carry = carry._replace(traces=algorithm.roll_window(graph, carry.traces, steps, _detach(tracked)))
     if isinstance(algorithm, BootstrappingAlgorithm):
         states = group_signals(graph, carry.hidden)
         outputs = _tie(outputs, states, algorithm.predict(graph, _detach(traces), _detach(states)))
-    return WindowResult(outputs, carry.hidden, carry.others, rolled)
+    return WindowResult(outputs, carry.hidden, carry.others, carry.traces)
 
 
 def attach_traces(
@@ -312,12 +320,6 @@ def attach_traces(
 
     entry.defvjp(forward, backward)
     return entry(hidden, tracked, traces, modulator)
-
-
-def _step_from_entry(graph: TraceGraph, algorithm: TraceAlgorithm, inputs: Any, substitutes: Substitutes | None) -> Any:
-    """One step in ordinary reverse mode, and what the traces read of it."""
-    env = evaluate_step(graph, *inputs, substitutes=substitutes)
-    return results_of(graph, env), algorithm.read(point_at(graph, inputs, env))
 
 
 def _step_to_exit(

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._engine import FoldedSteps, TraceAlgorithm
+from etp_algorithms._residuals import residuals_of
 from etp_algorithms._step import (
     Arrays,
     Signals,
@@ -29,7 +31,7 @@ from etp_algorithms._step import (
     results_of,
 )
 
-__all__ = ["Offsets", "Recording", "Tape", "pull_operands", "record_step", "steps_per_fold"]
+__all__ = ["Offsets", "Recording", "Tape", "is_driven", "pull_operands", "record_step", "steps_per_fold"]
 
 _LEAST_BUDGET = 8 * 2**20
 
@@ -45,7 +47,7 @@ class Offsets(NamedTuple):
 
     states: Arrays
     entries: Arrays
-    drives: Arrays
+    drives: list[jax.Array | None]
 
 
 class Recording(NamedTuple):
@@ -61,7 +63,8 @@ class Tape:
     Both values are brainstate states, so that they pass through any transformation the user puts around the call.
 
     Attributes:
-        offsets: zeros whose gradients are the signals and the cotangents within the step.
+        offsets: zeros whose gradients are the signals and the cotangents within the step; None for a drive that no
+            derivative reaches.
         record: the recording of the last step.
         calls: how often the learner ran since the tape was rewound.
     """
@@ -80,8 +83,12 @@ class Tape:
         offsets = Offsets(
             states=states,
             entries=states if at_exit and graph.exit_plan.reads_entry and not algorithm.signal.modulated else [],
-            drives=[jnp.zeros(o.y.aval.shape, o.y.aval.dtype) for o in graph.operators],
+            drives=[
+                jnp.zeros(o.y.aval.shape, o.y.aval.dtype) if is_driven(graph, algorithm, o) else None
+                for o in graph.operators
+            ],
         )
+        self.residuals = residuals_of(graph, algorithm)
         values = jax.eval_shape(lambda *a: record_step(graph, algorithm, a, offsets)[1], *inputs)
         kept = Recording(values, None if modulator is None else jax.eval_shape(modulator))
         self.offsets = brainstate.ShortTermState(offsets)
@@ -103,22 +110,23 @@ class Tape:
         kept = (self.offsets.value, self.record.value)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
-    def folded(self, gradients: Offsets, record: Recording) -> tuple[FoldedSteps, Signals | None]:
+    def folded(
+        self, gradients: Offsets, record: Recording, parameters: Arrays, length: int
+    ) -> tuple[FoldedSteps, Signals | None]:
         """The recorded steps, stacked over time, as algorithms take them; and the signals at the very first entry.
 
         What outputs read of an entry state directly is credited to the new state of the step before.
         """
-        drives = gradients.drives
+        drives, values = tuple(gradients.drives), self.residuals.steps(parameters, record.values, length)
         if record.modulator is not None:
-            drives = [jnp.zeros_like(d) if o.links else d for o, d in zip(self._graph.operators, drives, strict=True)]
-            return FoldedSteps(record.values, record.modulator, tuple(drives)), None
+            return FoldedSteps(values, record.modulator, drives), None
         signals = group_signals(self._graph, self._by_leaf(gradients.states))
         first = None
         if gradients.entries:
             entries = group_signals(self._graph, self._by_leaf(gradients.entries))
             first = jax.tree.map(lambda e: e[0], entries)
             signals = jax.tree.map(lambda s, e: s.at[:-1].add(e[1:]), signals, entries)
-        return FoldedSteps(record.values, signals, tuple(drives)), first
+        return FoldedSteps(values, signals, drives), first
 
     def _by_leaf(self, arrays: Arrays) -> list[Any]:
         rest = iter(arrays)
@@ -149,7 +157,7 @@ def record_step(
     if algorithm.signal.place == "entry":
         moved = _moved(graph, hidden, offsets.states)
         cuts = operand_cuts(graph.operators)
-        drives = {o.y: drive for o, drive in zip(graph.operators, offsets.drives, strict=True)}
+        drives = {o.y: d for o, d in zip(graph.operators, offsets.drives, strict=True) if d is not None}
         env = evaluate_step(
             graph, parameters, moved, others, arguments, cuts=cuts, offsets=drives, substitutes=substitutes
         )
@@ -167,7 +175,18 @@ def record_step(
             drives=offsets.drives,
             substitutes=substitutes,
         )
-    return result, jax.tree.map(jax.lax.stop_gradient, algorithm.read(point_at(graph, inputs, env)))
+    return result, residuals_of(graph, algorithm).save(point_at(graph, inputs, env))
+
+
+def is_driven(graph: TraceGraph, algorithm: TraceAlgorithm, operator: HiddenParamOpRelation) -> bool:
+    """Whether the output of an operator has a cotangent within the step that the traces do not account for."""
+    if algorithm.signal.place == "entry":
+        return True
+    if algorithm.signal.modulated and operator.links:
+        return False
+    into = {link.group for link in operator.links}
+    schedule = graph.exit_plan.schedule
+    return any(not into.issuperset(users) for equation, users in schedule if equation is operator.equation)
 
 
 def _moved(graph: TraceGraph, hidden: Arrays, offsets: Arrays) -> Arrays:

@@ -31,6 +31,7 @@ from etp_algorithms._engine import (
     LearningSignal,
     TraceAlgorithm,
 )
+from etp_algorithms._residuals import RecordedSteps
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues
 from etp_algorithms._stepped import SteppedModel, stepped
 
@@ -184,11 +185,12 @@ class _FoldingResets(_Resets):
     def roll(self, graph: TraceGraph, traces: Any, values: Any, tracked: Any) -> Any:
         return self._inner.roll(graph, traces, _cut(graph, *values), tracked)
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands) -> Any:
-        return self._inner.roll_window(graph, traces, _cut(graph, *values), tracked)
+    def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, tracked: Operands) -> Any:
+        return self._inner.roll_window(graph, traces, steps.map(lambda values: _cut(graph, *values)), tracked)
 
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands) -> tuple[Operands, Any]:
-        return self._inner.fold(graph, traces, steps._replace(values=_cut(graph, *steps.values)), tracked)
+        values = steps.values.map(lambda values: _cut(graph, *values))
+        return self._inner.fold(graph, traces, steps._replace(values=values), tracked)
 
 
 def _cut(graph: TraceGraph, values: StepValues, flags: jax.Array) -> StepValues:

@@ -396,7 +396,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             total, (losses, aux, *recorded) = brainstate.transform.scan(one_step, total, chunk)
             parameters = read_slots(captured.parameters, captured.step.parameters)
             operands = evaluate_operands(graph, parameters)
-            steps, first = tape.folded(*recorded)
+            steps, first = tape.folded(*recorded, parameters, jax.tree.leaves(chunk)[0].shape[0])
             alone = complete and size == length
             cotangents, rolled = algorithm.fold(graph, None if alone else traces.value, steps, operands)
             if first is not None and not alone:

@@ -95,7 +95,7 @@ def evaluate_at_exit(
     shifts: Arrays,
     *,
     seen: Arrays | None = None,
-    drives: Arrays | None = None,
+    drives: Sequence[jax.Array | None] | None = None,
     everywhere: bool = False,
     whole: bool = False,
     substitutes: Substitutes | None = None,
@@ -114,8 +114,8 @@ def evaluate_at_exit(
         arguments: the argument arrays.
         shifts: one per differentiable hidden array.
         seen: the hidden arrays at entry as outputs see them that read them directly; None for ``hidden``.
-        drives: zeros, one per marked operator, added to its output wherever its weight is not traced; with them
-            no weight gets a derivative of its own.
+        drives: zeros, one per marked operator, added to its output wherever its weight is not traced, or None for
+            an operator without such a place; with them no weight gets a derivative of its own.
         everywhere: a traced weight gets no derivative on any other way either.
         whole: the traces account for every way to any new hidden state, so that only outputs see the shifts.
         substitutes: equations to be evaluated by another function.
@@ -151,12 +151,13 @@ def evaluate_at_exit(
 
 
 def _allow(
-    graph: TraceGraph, context: int | None, drives: Arrays | None, everywhere: bool
+    graph: TraceGraph, context: int | None, drives: Sequence[jax.Array | None] | None, everywhere: bool
 ) -> tuple[Cuts, dict[Variable, jax.Array]]:
     """Which operands let no derivative through, and what is added to which output, on the way to ``context``."""
     into = {o.index for o in graph.operators if any(link.group == context for link in o.links)}
     if drives is not None:
-        free = [(o.y, drive) for o, drive in zip(graph.operators, drives, strict=True) if o.index not in into]
+        paired = zip(graph.operators, drives, strict=True)
+        free = [(o.y, drive) for o, drive in paired if o.index not in into and drive is not None]
         return operand_cuts(graph.operators), dict(free)
     return operand_cuts([o for o in graph.operators if o.index in into or (everywhere and o.links)]), {}
 

@@ -24,7 +24,7 @@ from etp_algorithms._algorithms._even import (
     expand_even,
     is_even,
 )
-from etp_algorithms._algorithms._factors import gathered, gathered_sequence, known_apart, spread
+from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._precision import check_known_decays, limit_note
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._algorithms._rule_calls import (
@@ -36,16 +36,17 @@ from etp_algorithms._algorithms._rule_calls import (
     trace_shapes,
     window,
 )
-from etp_algorithms._algorithms._sweep import Row, Sweep, carried_inputs, recurs, sweep
+from etp_algorithms._algorithms._sweep import Row, Swept, sweep
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, Layout, link_key
+from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
 from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._trust import ParameterTrust
 from etp_algorithms._compiler._uniform import spread_evenly
 from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
 from etp_algorithms._report import bytes_of
+from etp_algorithms._residuals import RecordedSteps
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
 from etp_algorithms._trees import add_trees
 from etp_core import FastPathRules, get_fast_path_rules
@@ -141,10 +142,9 @@ class ParamDimTraces:
             for r, relation, link, jacobian in _links(graph, values)
         }
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+    def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands) -> Any:
         """``ε_K,a = Σ_b M_ab ε_0,b + Σ_t x_t ⊗ (P_t Df_t)_a``, the products ``P`` of a backward sweep, ``M = P_0``."""
-        sweeps = [_sweep(graph, g, j, values) for g, j in enumerate(values.jacobians)]
-        return self._roll_sweeps(graph, traces, values, operands, sweeps)
+        return self._roll_swept(graph, traces, steps, operands, sweep(graph, steps, None))
 
     def solve(self, graph: TraceGraph, traces: Any, signals: Signals, operands: Operands) -> Operands:
         """``Σ ⟨s_a, ε_a⟩`` over groups and states."""
@@ -222,29 +222,19 @@ class ParamDimTraces:
 
         The credits ``λ`` come from a backward sweep over the signals.
         """
-        values, at_exit = steps.values, self.signal.place == "exit"
-        signals = self.recursion.signals(steps.signals)
-        sweeps = [
-            _sweep(graph, g, jacobian, values, signals[g], at_exit, products=traces is not None)
-            for g, jacobian in enumerate(values.jacobians)
+        recorded, signals = steps.values, self.recursion.signals(steps.signals)
+        at_exit, products = self.signal.place == "exit", traces is not None
+        swept = sweep(graph, recorded, signals, steps.drives, at_exit=at_exit, products=products)
+        xs = recorded.all().xs
+        gradients = [
+            jax.tree.map(jnp.zeros_like, weights) if met is None else pull_sequence(operator, x, met, weights)
+            for operator, x, met, weights in zip(graph.operators, xs, swept.cotangents, operands, strict=True)
         ]
-        gradients = []
-        for o, operator in enumerate(graph.operators):
-            cotangent = steps.drives[o]
-            for link in operator.links:
-                jacobian = values.jacobians[link.group]
-                assert jacobian is not None
-                credits = _credits(sweeps[link.group], signals[link.group], at_exit)
-                for df, credit in zip(jacobian.inputs[o], credits, strict=True):
-                    if df is not None and credit is not None:
-                        cotangent = cotangent + _meet(link.layout, df, credit)
-            gradients.append(pull_sequence(operator, values.xs[o], cotangent, operands[o]))
         if traces is None:
             return tuple(gradients), None
-        entry = tuple(_entry(swept, signal, at_exit) for signal, swept in zip(signals, sweeps, strict=True))
-        for r, entered in enumerate(self._contract_all(graph, traces, entry, operands)):
+        for r, entered in enumerate(self._contract_all(graph, traces, swept.entry, operands)):
             gradients[r] = add_trees(gradients[r], entered)
-        return tuple(gradients), self._roll_sweeps(graph, traces, values, operands, sweeps)
+        return tuple(gradients), self._roll_swept(graph, traces, recorded, operands, swept)
 
     def _step(
         self,
@@ -276,29 +266,24 @@ class ParamDimTraces:
             terms = [None if d is None else instant(relation, link, x, d, weights) for d in df]
         return self._advance(relation, link, traces, jacobian.transition, terms)
 
-    def _roll_sweeps(
-        self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands, sweeps: Sequence[Sweep | None]
+    def _roll_swept(
+        self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands, swept: Swept
     ) -> Any:
-        rolled = {}
-        for r, relation, link, jacobian in _links(graph, values):
-            swept, xs = sweeps[link.group], values.xs[r]
-            if (
-                swept is None or swept.suffixes is None or swept.whole is None
-            ):  # nothing recurs, so the last step alone is remembered
-                last, x = jax.tree.map(lambda a: a[-1], jacobian), None if xs is None else xs[-1]
-                rolled[link_key(relation, link)] = self._step(graph, relation, link, traces, last, x, operands[r])
+        rolled, xs, last = {}, steps.all().xs, steps.last()
+        for r, relation, link, jacobian in _links(graph, last):
+            key = link_key(relation, link)
+            if link.group not in swept.whole:  # nothing recurs, so the last step alone is remembered
+                rolled[key] = self._step(graph, relation, link, traces, jacobian, last.xs[r], operands[r])
                 continue
-            carried = [carried_inputs(link.layout, suffix, jacobian.inputs[r]) for suffix in swept.suffixes]
-            kept = traces[link_key(relation, link)]
             terms = [
                 None
                 if c is None or e is None
-                else even_window(xs, c)
+                else even_window(xs[r], c)
                 if is_even(e)
-                else window(relation, link, xs, c, operands[r])
-                for c, e in zip(carried, kept, strict=True)
+                else window(relation, link, xs[r], c, operands[r])
+                for c, e in zip(swept.carried[r, link.group], traces[key], strict=True)
             ]
-            rolled[link_key(relation, link)] = self._advance(relation, link, traces, swept.whole, terms)
+            rolled[key] = self._advance(relation, link, traces, swept.whole[link.group], terms)
         return rolled
 
     def _advance(
@@ -349,43 +334,6 @@ def _store(trace: Trace, kept: Trace) -> Trace:
     return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
 
 
-def _sweep(
-    graph: TraceGraph,
-    g: int,
-    jacobian: GroupJacobian | None,
-    values: StepValues,
-    signals: Any = None,
-    at_exit: bool = False,
-    *,
-    products: bool = True,
-) -> Sweep | None:
-    """The backward sweep of one group; None where nothing recurs."""
-    if jacobian is None or not recurs(jacobian.transition):
-        return None
-    group = graph.hidden_groups[g]
-    like = jax.ShapeDtypeStruct(group.varshape, group.leaves[0].input.aval.dtype)
-    length = jax.tree.leaves((values, signals))[0].shape[0]
-    return sweep(jacobian.transition, signals, like=like, length=length, at_exit=at_exit, products=products)
-
-
-def _credits(swept: Sweep | None, signals: Row, at_exit: bool) -> Row:
-    """``λ_1 … λ_K``; without recurrence the credit of a state is its own signal, or that of the next entry."""
-    if swept is not None and swept.credits is not None:
-        return swept.credits
-    return signals if at_exit else tuple(None if s is None else _next(s) for s in signals)
-
-
-def _next(signal: jax.Array) -> jax.Array:
-    return jnp.concatenate([signal[1:], jnp.zeros_like(signal[:1])])
-
-
-def _entry(swept: Sweep | None, signals: Row, at_exit: bool) -> Row:
-    """``λ_0``."""
-    if swept is not None and swept.entry is not None:
-        return swept.entry
-    return tuple(None if at_exit or s is None else s[0] for s in signals)
-
-
 def _links(
     graph: TraceGraph, values: StepValues
 ) -> Iterator[tuple[int, HiddenParamOpRelation, GroupLink, GroupJacobian]]:
@@ -394,12 +342,6 @@ def _links(
             jacobian = values.jacobians[link.group]
             assert jacobian is not None
             yield r, relation, link, jacobian
-
-
-def _meet(layout: Layout, df: Any, credit: jax.Array) -> jax.Array:
-    """``Dfᵀ λ`` at every step, laid out like ``y``."""
-    product = df * gathered_sequence(layout, credit)
-    return product.sum(1) if layout.lanes > 1 else product
 
 
 def relation_keys(graph: TraceGraph, verdict: ParameterTrust) -> list[str]:

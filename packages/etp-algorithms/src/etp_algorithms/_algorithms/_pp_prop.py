@@ -27,6 +27,7 @@ from etp_algorithms._compiler._trust import ParameterTrust, Trust
 from etp_algorithms._engine import AT_ENTRY, FoldedSteps, LearningSignal, SignalPlace
 from etp_algorithms._learner import Kernels, Learner, VjpMethod
 from etp_algorithms._report import bytes_of
+from etp_algorithms._residuals import RecordedSteps
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
 from etp_algorithms._trees import add_trees
 from etp_core import get_fast_path_rules
@@ -151,9 +152,9 @@ class FactorisedTraces:
         masses = {key: self.decay_f * mass + (1.0 - self.decay_f) for key, mass in traces["mass"].items()}
         return {"input": inputs, "output": outputs, "mass": masses}
 
-    def roll_window(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
+    def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands) -> Any:
         """The filters after a window, step by step: they are small."""
-        return jax.lax.scan(lambda old, now: (self.roll(graph, old, now, operands), None), traces, values)[0]
+        return steps.scan(lambda old, now: (self.roll(graph, old, now[0], operands), None), traces, None)[0]
 
     def _roll_input(self, relation: HiddenParamOpRelation, old: jax.Array, x: Any, weights: Any) -> jax.Array:
         seen = self._view(relation, x, weights)
@@ -197,11 +198,15 @@ class FactorisedTraces:
         linear = [r for r, relation in enumerate(relations) if relation.x is not None and _has_kernel(relation)]
         streamed = [r for r, relation in enumerate(relations) if relation.x is not None and r not in linear]
         rolled, outputs, inputs = self._filter_steps(graph, start, steps, operands, streamed)
-        drives = list(steps.drives)
+        all_xs = steps.values.all().xs
+        drives = [
+            jnp.zeros((steps.values.length, *o.y.aval.shape), o.y.aval.dtype) if drive is None else drive
+            for o, drive in zip(graph.operators, steps.drives, strict=True)
+        ]
         credits, first = filter_back(self.decay_x, [outputs[r] for r in linear], [drives[r] for r in linear], at_exit)
         gradients = []
         for o, operator in enumerate(graph.operators):
-            xs, drive = steps.values.xs[o], drives[o]
+            xs, drive = all_xs[o], drives[o]
             if o in streamed:
                 view = self._view_sequence(operator, xs, operands[o])
                 xs, drive = (
@@ -221,7 +226,7 @@ class FactorisedTraces:
             key = _input_key(graph, relations[r])
             entered = pull_step(relations[r], start["input"][key].astype(signal.dtype), signal, operands[r])
             gradients[r] = {k: g if k == "bias" else g + entered[k] for k, g in gradients[r].items()}
-            seen = self._view_sequence(relations[r], steps.values.xs[r], operands[r])
+            seen = self._view_sequence(relations[r], all_xs[r], operands[r])
             rolled["input"][key] = decayed_sum(self.decay_x, start["input"][key], seen).astype(
                 start["input"][key].dtype
             )
@@ -233,7 +238,7 @@ class FactorisedTraces:
         """The output filters after the steps; ``g`` per relation; the input filters of those that are ``streamed``."""
         relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
         keys = {r: _input_key(graph, relations[r]) for r in streamed}
-        values = steps.values._replace(xs=tuple(x if r in keys else None for r, x in enumerate(steps.values.xs)))
+        values = steps.values.map(lambda v: v._replace(xs=tuple(x if r in keys else None for r, x in enumerate(v.xs))))
 
         def forward(old: Any, now: Any) -> Any:
             new = self.roll(graph, old, now[0], operands)
@@ -242,7 +247,7 @@ class FactorisedTraces:
             return new, (found, {r: at["input"][key] for r, key in keys.items()})
 
         begin = {**start, "input": {key: start["input"][key] for key in keys.values()}}
-        rolled, (found, seen) = jax.lax.scan(forward, begin, (values, steps.signals))
+        rolled, (found, seen) = values.scan(forward, begin, steps.signals)
         return rolled, found, {r: x.astype(found[r].dtype) for r, x in seen.items()}
 
     def _signal(self, relation: HiddenParamOpRelation, traces: Any, signals: Signals) -> jax.Array:

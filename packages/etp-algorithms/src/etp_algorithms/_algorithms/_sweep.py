@@ -9,39 +9,44 @@ With ``D_1 … D_K`` the per-position transitions of a group, signals ``s`` at t
 
     λ_t = s_t + D_t+1ᵀ λ_t+1 ,      λ_0 = D_1ᵀ λ_1 .
 
-``P_t`` carries what step ``t`` writes to the end of the
-window. State axes are unrolled: a matrix over the states is a tuple of rows, and None is a structural zero.
+``P_t`` carries what step ``t`` writes to the end of the window. Neither is kept: each step hands out what meets the
+data, ``ȳ_t + Df_tᵀ λ_t`` and ``P_t Df_t``. State axes are unrolled: a matrix over the states is a tuple of rows, and
+None is a structural zero. Groups in which no state depends on the step before take no part in the pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._algorithms._factors import gathered_sequence
-from etp_algorithms._compiler._relations import Layout
+from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._relations import GroupLink
+from etp_algorithms._compiler._transitions import GroupJacobian
+from etp_algorithms._residuals import RecordedSteps
 
-__all__ = ["Row", "Sweep", "carried_inputs", "recurs", "sweep"]
+__all__ = ["Row", "Swept", "recurs", "sweep"]
 
 Row = tuple[Any, ...]
 """For every state an array, a known number (:class:`Uniform`), or None for a structural zero."""
+Jacobians = tuple[GroupJacobian | None, ...]
 
 
-class Sweep(NamedTuple):
+class Swept(NamedTuple):
     """What a backward pass over ``K`` steps finds.
 
     Attributes:
-        credits: ``λ_1 … λ_K`` per state, time leading; None if no signals were given.
-        entry: ``λ_0`` per state.
-        suffixes: ``P_1 … P_K``, time leading; None if they were not asked for.
-        whole: ``P_0``.
+        cotangents: for every marked operator that of its output at every step, ``ȳ + Dfᵀ λ``, time leading; None for
+            a structural zero.
+        entry: ``λ_0`` per group and state.
+        carried: for every relation and group that recurs ``(P_t Df_t)_a`` per state, laid out like ``y``.
+        whole: ``P_0`` for every group that recurs.
     """
 
-    credits: tuple[jax.Array, ...] | None
-    entry: tuple[jax.Array, ...] | None
-    suffixes: tuple[Row, ...] | None
-    whole: tuple[Row, ...] | None
+    cotangents: tuple[jax.Array | None, ...]
+    entry: tuple[Row, ...]
+    carried: Mapping[tuple[int, int], Row]
+    whole: Mapping[int, tuple[Row, ...]]
 
 
 def recurs(transition: Sequence[Row]) -> bool:
@@ -50,68 +55,114 @@ def recurs(transition: Sequence[Row]) -> bool:
 
 
 def sweep(
-    transition: Sequence[Row],
-    signals: Row | None,
+    graph: TraceGraph,
+    steps: RecordedSteps,
+    signals: Sequence[Row] | None,
+    drives: Sequence[jax.Array | None] = (),
     *,
-    like: jax.ShapeDtypeStruct,
-    length: int,
     at_exit: bool = False,
     products: bool = True,
-) -> Sweep:
+) -> Swept:
     """Pass backward over a window.
 
     Args:
-        transition: ``D[a][b]``, each ``(K, *varshape)`` or a known number; at least one is present.
-        signals: ``s[a]``, each ``(K, *varshape)`` or None for a state without any; None for the products alone.
-        like: shape and dtype of a factor at one step.
-        length: ``K``.
+        graph: the compiled step.
+        steps: recorded steps that read as values with ``jacobians``, time leading.
+        signals: ``s`` per group and state, each ``(K, *varshape)`` or None for a state without any; None for the
+            products alone.
+        drives: ``ȳ`` of every marked operator, time leading, or None for zero.
         at_exit: the signals are those of the states after the steps, not before them.
         products: whether ``P`` is asked for.
     """
-    states = range(len(transition))
-    zero, reached = jnp.zeros(like.shape, like.dtype), _closure(transition)
-    start = None
-    if products:
-        one = jnp.ones(like.shape, like.dtype)
-        start = tuple(tuple(one if a == b else zero if reached[a][b] else None for b in states) for a in states)
-    last = None if signals is None else tuple(zero if s is None else jnp.zeros_like(s[0]) for s in signals)
+    shape_of = jax.eval_shape(lambda s: steps.read(jax.tree.map(lambda a: a[0], s)).jacobians, steps.saved)
+    moving = [g for g, j in enumerate(shape_of) if j is not None and recurs(j.transition)]
+    cotangents = list(drives)
+    entry: list[Row] = [()] * len(shape_of)
+    if signals is not None:
+        still = [g for g, j in enumerate(shape_of) if j is not None and g not in moving]
+        jacobians = steps.all().jacobians if still else ()
+        for g in still:
+            credits = signals[g] if at_exit else tuple(None if s is None else _next(s) for s in signals[g])
+            entry[g] = tuple(None if at_exit or s is None else s[0] for s in signals[g])
+            for r, link in _links_of(graph, g):
+                meet = jax.vmap(lambda df, credit, link=link: _meet(link, df, credit))
+                cotangents[r] = _sum(cotangents[r], meet(jacobians[g].inputs[r], credits))
+    if not moving:
+        return Swept(tuple(cotangents), tuple(entry), {}, {})
+    driven = {r for g in moving for r, _ in _links_of(graph, g)} if signals is not None else set()
+    reached = {g: _closure(shape_of[g].transition) for g in moving}
+    start = {g: _start(graph, g, reached[g], None if signals is None else signals[g], products) for g in moving}
+    asked = None if signals is None else {g: signals[g] for g in moving}
 
     def back(carry: Any, now: Any) -> Any:
-        (credit, product), (d, s) = carry, now
-        earlier = moved = None
-        if s is not None and last is not None and at_exit:
-            credit = tuple(_sum(credit[a], s[a]) for a in states)
-            earlier = tuple(_or_zero(_sum(*(_times(d[a][b], credit[a]) for a in states)), last[b]) for b in states)
-        elif s is not None and last is not None:
-            flows = (_sum(s[b], *(_times(d[a][b], credit[a]) for a in states)) for b in states)
-            earlier = tuple(map(_or_zero, flows, last))
+        jacobians, (given, met) = now[0].jacobians, now[1]
+        met, carried, earlier = dict(met), {}, {}
+        for g in moving:
+            d, (credit, product) = jacobians[g].transition, carry[g]
+            if credit is not None:
+                if at_exit:
+                    credit = tuple(map(_sum, credit, given[g]))
+                for r, link in _links_of(graph, g):
+                    met[r] = _sum(met[r], _meet(link, jacobians[g].inputs[r], credit))
+                flows = (_sum(None if at_exit else s, _row(d, credit, b)) for b, s in enumerate(given[g]))
+                credit = tuple(map(_or_zero, flows, carry[g][0]))
+            if product is not None:
+                for r, link in _links_of(graph, g):
+                    carried[r, g] = tuple(_carry(link, row, jacobians[g].inputs[r]) for row in product)
+                product = tuple(tuple(_or_zero(_row(d, row, b), kept) for b, kept in enumerate(row)) for row in product)
+            earlier[g] = credit, product
+        return earlier, (met, carried)
+
+    before = {r: cotangents[r] for r in sorted(driven)}
+    last, (met, carried) = steps.scan(back, start, (asked, before), reverse=True)
+    for r in driven:
+        cotangents[r] = met[r]
+    whole = {}
+    for g, (credit, product) in last.items():
+        entry[g] = credit if credit is not None else ()
         if product is not None:
-            moved = tuple(
-                tuple(
-                    _or_zero(_sum(*(_times(product[a][c], d[c][b]) for c in states)), kept)
-                    for b, kept in zip(states, product[a], strict=True)
-                )
-                for a in states
+            whole[g] = tuple(
+                tuple(p if found else None for p, found in zip(*pair, strict=True))
+                for pair in zip(product, reached[g], strict=True)
             )
-        return (earlier, moved), (credit, product)
-
-    (entry, whole), (credits, suffixes) = jax.lax.scan(
-        back, (last, start), (transition, signals), length=length, reverse=True
-    )
-    if whole is not None:
-        whole = tuple(tuple(p if reached[a][b] else None for b, p in enumerate(row)) for a, row in enumerate(whole))
-    return Sweep(credits, entry, suffixes, whole)
+    return Swept(tuple(cotangents), tuple(entry), carried, whole)
 
 
-def carried_inputs(layout: Layout, suffix: Row, inputs: Row) -> jax.Array | None:
-    """``(P_t Df_t)_a`` for one state ``a`` at every step, laid out like ``y``; None if it is structurally zero."""
+def _start(
+    graph: TraceGraph, g: int, reached: list[list[bool]], signals: Row | None, products: bool
+) -> tuple[Row | None, tuple[Row, ...] | None]:
+    """``λ_K`` and ``P_K``, zeros where anything will be."""
+    group = graph.hidden_groups[g]
+    shape, dtype = group.varshape, group.leaves[0].input.aval.dtype
+    zero, one = jnp.zeros(shape, dtype), jnp.ones(shape, dtype)
+    states = range(len(reached))
+    product = tuple(tuple(one if a == b else zero if reached[a][b] else None for b in states) for a in states)
+    credit = None if signals is None else tuple(zero if s is None else jnp.zeros_like(s[0]) for s in signals)
+    return credit, product if products else None
+
+
+def _links_of(graph: TraceGraph, g: int) -> list[tuple[int, GroupLink]]:
+    relations = enumerate(graph.hidden_param_op_relations)
+    return [(r, link) for r, relation in relations for link in relation.links if link.group == g]
+
+
+def _meet(link: GroupLink, inputs: Row, credit: Row) -> jax.Array | None:
+    """``Dfᵀ λ``, laid out like ``y``."""
+    terms = (d * link.layout.gather(c) for d, c in zip(inputs, credit, strict=True) if d is not None and c is not None)
+    found = _sum(*terms)
+    return found.sum(0) if found is not None and link.layout.lanes > 1 else found
+
+
+def _carry(link: GroupLink, row: Row, inputs: Row) -> jax.Array | None:
+    """``(P Df)_a`` for one state, laid out like ``y``; None if it is structurally zero."""
     return _sum(
-        *(
-            gathered_sequence(layout, factor) * df
-            for factor, df in zip(suffix, inputs, strict=True)
-            if factor is not None and df is not None
-        )
+        *(link.layout.gather(p) * d for p, d in zip(row, inputs, strict=True) if p is not None and d is not None)
     )
+
+
+def _row(transition: Sequence[Row], row: Row, b: int) -> Any:
+    """``Σ_a row_a D_ab``."""
+    return _sum(*(r * d[b] for r, d in zip(row, transition, strict=True) if r is not None and d[b] is not None))
 
 
 def _closure(transition: Sequence[Row]) -> list[list[bool]]:
@@ -125,15 +176,17 @@ def _closure(transition: Sequence[Row]) -> list[list[bool]]:
     return reached
 
 
-def _times(a: Any, b: Any) -> Any:
-    return None if a is None or b is None else a * b
-
-
 def _sum(*terms: Any) -> Any:
     present = [term for term in terms if term is not None]
     return sum(present[1:], present[0]) if present else None
 
 
-def _or_zero(value: jax.Array | None, kept: jax.Array | None) -> jax.Array | None:
+def _or_zero(value: Any, kept: jax.Array | None) -> jax.Array | None:
     """A carry keeps its structure: an entry that turns structurally zero becomes zeros."""
-    return None if kept is None else jnp.zeros_like(kept) if value is None else value
+    if kept is None:
+        return None
+    return jnp.zeros_like(kept) if value is None else jnp.asarray(value, kept.dtype)
+
+
+def _next(signal: jax.Array) -> jax.Array:
+    return jnp.concatenate([signal[1:], jnp.zeros_like(signal[:1])])
