@@ -43,6 +43,7 @@ __all__ = [
     "BootstrappingAlgorithm",
     "FoldedSteps",
     "FoldingAlgorithm",
+    "FollowingAlgorithm",
     "LearningSignal",
     "SignalPlace",
     "TraceAlgorithm",
@@ -100,11 +101,13 @@ class FoldedSteps(NamedTuple):
         signals: the cotangents of the states at the entry of every step, or at its exit.
         drives: for every marked operator the cotangent of its output within the step, None for a structural zero; with
             the signal at the exit without the ways through the states that the traces account for.
+        followed: the traces after the steps, of a :class:`FollowingAlgorithm`.
     """
 
     values: RecordedSteps
     signals: Signals
     drives: tuple[jax.Array | None, ...]
+    followed: Any = None
 
 
 @runtime_checkable
@@ -197,6 +200,15 @@ class FoldingAlgorithm(TraceAlgorithm, Protocol):
         Equal to solving and rolling step by step. The gradients are of the operands of every marked operator
         and contain what passes within a step.
         """
+        ...
+
+
+@runtime_checkable
+class FollowingAlgorithm(FoldingAlgorithm, Protocol):
+    """A folding algorithm with traces so small that they move along while a sequence is recorded."""
+
+    def follow(self, graph: TraceGraph, traces: Any, values: Any, tracked: Operands, /) -> tuple[Any, Any]:
+        """The traces after one more step, and what is recorded of the step in place of ``values``."""
         ...
 
 

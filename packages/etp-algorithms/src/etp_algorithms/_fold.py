@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
-from etp_algorithms._engine import FoldedSteps, TraceAlgorithm
-from etp_algorithms._residuals import residuals_of
+from etp_algorithms._engine import FoldedSteps, FollowingAlgorithm, TraceAlgorithm
+from etp_algorithms._residuals import RecordedSteps, residuals_of
 from etp_algorithms._step import (
     Arrays,
     Signals,
@@ -66,6 +66,7 @@ class Tape:
         offsets: zeros whose gradients are the signals and the cotangents within the step; None for a drive that no
             derivative reaches.
         record: the recording of the last step.
+        followed: the traces of an algorithm whose traces follow the recording; else None.
         calls: how often the learner ran since the tape was rewound.
     """
 
@@ -88,11 +89,12 @@ class Tape:
                 for o in graph.operators
             ],
         )
-        self.residuals = residuals_of(graph, algorithm)
-        values = jax.eval_shape(lambda *a: record_step(graph, algorithm, a, offsets)[1], *inputs)
+        traces = algorithm.init(graph) if isinstance(algorithm, FollowingAlgorithm) else None
+        _, values, _ = jax.eval_shape(lambda i, t: record_step(graph, algorithm, i, t, offsets), inputs, traces)
         kept = Recording(values, None if modulator is None else jax.eval_shape(modulator))
         self.offsets = brainstate.ShortTermState(offsets)
         self.record = brainstate.ShortTermState(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), kept))
+        self.followed = brainstate.ShortTermState(traces)
         self.calls = 0
 
     def rewind(self) -> None:
@@ -117,16 +119,19 @@ class Tape:
 
         What outputs read of an entry state directly is credited to the new state of the step before.
         """
-        drives, values = tuple(gradients.drives), self.residuals.steps(parameters, record.values, length)
+        drives, followed = tuple(gradients.drives), self.followed.value
+        values = RecordedSteps(record.values, lambda kept: kept, length)
+        if followed is None:
+            values = residuals_of(self._graph, self._algorithm).steps(parameters, record.values, length)
         if record.modulator is not None:
-            return FoldedSteps(values, record.modulator, drives), None
+            return FoldedSteps(values, record.modulator, drives, followed), None
         signals = group_signals(self._graph, self._by_leaf(gradients.states))
         first = None
         if gradients.entries:
             entries = group_signals(self._graph, self._by_leaf(gradients.entries))
             first = jax.tree.map(lambda e: e[0], entries)
             signals = jax.tree.map(lambda s, e: s.at[:-1].add(e[1:]), signals, entries)
-        return FoldedSteps(values, signals, drives), first
+        return FoldedSteps(values, signals, drives, followed), first
 
     def _by_leaf(self, arrays: Arrays) -> list[Any]:
         rest = iter(arrays)
@@ -137,20 +142,22 @@ def record_step(
     graph: TraceGraph,
     algorithm: TraceAlgorithm,
     inputs: tuple[Arrays, Arrays, Arrays, Arrays],
+    followed: Any,
     offsets: Offsets,
     substitutes: Substitutes | None = None,
-) -> tuple[StepResult, Any]:
+) -> tuple[StepResult, Any, Any]:
     """One step whose states and operator outputs can be differentiated apart from its weights.
 
     Args:
         graph: the compiled step.
         algorithm: whose traces are waiting.
         inputs: parameters, hidden arrays, other arrays, arguments.
+        followed: the traces of an algorithm whose traces follow; else None.
         offsets: zeros to be added.
         substitutes: equations to be evaluated by another function.
 
     Returns:
-        Outputs, new hidden and other arrays; and what the algorithm reads of the step.
+        Outputs, new hidden and other arrays; what is recorded of the step; and the traces that followed it.
     """
     parameters, *rest = inputs
     hidden, others, arguments = jax.tree.map(jax.lax.stop_gradient, rest)
@@ -175,7 +182,12 @@ def record_step(
             drives=offsets.drives,
             substitutes=substitutes,
         )
-    return result, residuals_of(graph, algorithm).save(point_at(graph, inputs, env))
+    point = point_at(graph, inputs, env)
+    if isinstance(algorithm, FollowingAlgorithm):
+        tracked = evaluate_operands(graph, jax.lax.stop_gradient(parameters))
+        followed, kept = algorithm.follow(graph, followed, algorithm.read(point), tracked)
+        return result, kept, followed
+    return result, residuals_of(graph, algorithm).save(point), None
 
 
 def is_driven(graph: TraceGraph, algorithm: TraceAlgorithm, operator: HiddenParamOpRelation) -> bool:

@@ -26,7 +26,7 @@ from etp_algorithms._compiler._capture import CapturedModel, capture_module
 from etp_algorithms._compiler._diagnostics import Diagnostic, warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm, run_window
+from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm, TraceAlgorithm, run_window
 from etp_algorithms._fold import Recording, Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._inputs import MultiStepData, split_arguments
 from etp_algorithms._lanes import check_lanes, reset_slots, resettable, with_resets
@@ -335,7 +335,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         inputs = (*read_states(captured), arguments)
         feedback = algorithm.signal.feedback
         substitutes = feedback.substitutes(graph) if feedback else None
-        (outputs, hidden, others), values = record_step(graph, algorithm, inputs, tape.offsets.value, substitutes)
+        result, values, tape.followed.value = record_step(
+            graph, algorithm, inputs, tape.followed.value, tape.offsets.value, substitutes
+        )
+        outputs, hidden, others = result
         tape.record.value = Recording(values, modulator)
         write_slots(captured.hidden, hidden)
         write_slots(captured.others, others)
@@ -393,11 +396,13 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
 
         def one_fold(total: list[Any], chunk: Any) -> Any:
-            total, (losses, aux, *recorded) = brainstate.transform.scan(one_step, total, chunk)
+            alone = complete and size == length
+            if isinstance(algorithm, FollowingAlgorithm):
+                tape.followed.value = algorithm.init(graph) if alone else traces.value
+            total, (losses, aux, moved, record) = brainstate.transform.scan(one_step, total, chunk)
             parameters = read_slots(captured.parameters, captured.step.parameters)
             operands = evaluate_operands(graph, parameters)
-            steps, first = tape.folded(*recorded, parameters, jax.tree.leaves(chunk)[0].shape[0])
-            alone = complete and size == length
+            steps, first = tape.folded(moved, record, parameters, jax.tree.leaves(chunk)[0].shape[0])
             cotangents, rolled = algorithm.fold(graph, None if alone else traces.value, steps, operands)
             if first is not None and not alone:
                 entered = algorithm.solve(graph, traces.value, first, operands)

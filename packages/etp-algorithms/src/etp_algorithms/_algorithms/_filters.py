@@ -8,7 +8,7 @@ one product with the data as it is. A signal at the entry meets the filters of t
 ``γ_k = g_k+1 + α γ_k+1``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,28 +18,34 @@ __all__ = ["decayed_sum", "filter_back"]
 
 
 def filter_back(
-    decay: float, outputs: Sequence[jax.Array], drives: Sequence[jax.Array], at_exit: bool
+    decay: float,
+    outputs: Callable[[Any], Sequence[jax.Array]],
+    steps: Any,
+    drives: Sequence[jax.Array | None],
+    at_exit: bool,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """``γ_1 … γ_K``, each plus the drive of its step; and ``γ_0``, which meets the input filter before the window.
 
     Args:
         decay: ``α``.
-        outputs: ``g``, time leading, one per operator.
+        outputs: gives ``g`` of one step, one per operator, from the slice of ``steps``.
+        steps: time leading.
         drives: what else meets the data of each step.
         at_exit: where the signals in ``g`` are.
     """
+    if not drives:
+        return (), ()
 
     def back(later: tuple[jax.Array, ...], now: Any) -> Any:
-        g, drive = now
+        g = tuple(outputs(now[0]))
         here = tuple(a + b for a, b in zip(g, later, strict=True)) if at_exit else later
-        found = tuple(d + h for d, h in zip(drive, here, strict=True))
+        found = tuple(h if d is None else d + h for d, h in zip(now[1], here, strict=True))
         earlier = here if at_exit else tuple(a + decay * b for a, b in zip(g, later, strict=True))
         return (tuple(decay * h for h in earlier) if at_exit else earlier), found
 
-    if not outputs:
-        return (), ()
-    start = tuple(jnp.zeros_like(g[0]) for g in outputs)
-    first, found = jax.lax.scan(back, start, (tuple(outputs), tuple(drives)), reverse=True)
+    shapes = jax.eval_shape(lambda now: tuple(outputs(jax.tree.map(lambda a: a[0], now))), steps)
+    start = tuple(jnp.zeros(g.shape, g.dtype) for g in shapes)
+    first, found = jax.lax.scan(back, start, (steps, tuple(drives)), reverse=True)
     return found, first
 
 

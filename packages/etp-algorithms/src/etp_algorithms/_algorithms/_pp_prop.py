@@ -9,7 +9,7 @@ windows. Memory ``O(B·(I + O·S))``. Source: Wang et al., the ES-D-RTRL (pp-pro
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -63,6 +63,20 @@ def _decay(value: Any) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"a decay must lie in [0, 1), got {value}.")
     return float(value)
+
+
+class Followed(NamedTuple):
+    """What is recorded of a step of a known sequence.
+
+    Attributes:
+        xs: for every marked operator the data operand, or None.
+        inputs: the input filters, by name, of operators not known to be linear in their data.
+        outputs: the output filters by relation and group.
+    """
+
+    xs: tuple[jax.Array | None, ...]
+    inputs: dict[str, jax.Array]
+    outputs: dict[str, tuple[jax.Array | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -188,6 +202,18 @@ class FactorisedTraces:
             solved.append(pull_step(relation, x, g, weights))
         return tuple(solved)
 
+    def follow(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> tuple[Any, Followed]:
+        """One step of the filters, and the filters that the signal of the step meets.
+
+        The input filter of an operator that is known to be linear in its data stands still: a fold makes up for it.
+        """
+        rolled, streamed = self.roll(graph, traces, values, operands), _streamed_keys(graph)
+        rolled["input"] = {
+            key: new if key in streamed else traces["input"][key] for key, new in rolled["input"].items()
+        }
+        met = rolled if self.signal.place == "exit" else traces
+        return rolled, Followed(values.xs, {key: met["input"][key] for key in streamed}, met["output"])
+
     def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """``γ``, the signals through both filters, with what passes within the steps, and one product with the data.
 
@@ -195,26 +221,30 @@ class FactorisedTraces:
         """
         relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
         start = self.init(graph) if traces is None else traces
-        linear = [r for r, relation in enumerate(relations) if relation.x is not None and _has_kernel(relation)]
-        streamed = [r for r, relation in enumerate(relations) if relation.x is not None and r not in linear]
-        rolled, outputs, inputs = self._filter_steps(graph, start, steps, operands, streamed)
-        all_xs = steps.values.all().xs
-        drives = [
-            jnp.zeros((steps.values.length, *o.y.aval.shape), o.y.aval.dtype) if drive is None else drive
-            for o, drive in zip(graph.operators, steps.drives, strict=True)
-        ]
-        credits, first = filter_back(self.decay_x, [outputs[r] for r in linear], [drives[r] for r in linear], at_exit)
+        kept: Followed = steps.values.all()
+        keys, streamed = [_input_key(graph, relation) for relation in relations], _streamed_keys(graph)
+        linear = [r for r, relation in enumerate(relations) if relation.x is not None and keys[r] not in streamed]
+        masses = {key: self._masses(mass, steps.values.length) for key, mass in start["mass"].items()}
+        met = ({"output": kept.outputs, "mass": masses}, steps.signals)
+
+        def outputs(now: Any, chosen: Sequence[int]) -> list[jax.Array]:
+            return [self._signal(relations[r], *now).astype(relations[r].y.aval.dtype) for r in chosen]
+
+        credits, first = filter_back(
+            self.decay_x, lambda now: outputs(now, linear), met, [steps.drives[r] for r in linear], at_exit
+        )
+        unfiltered = jax.vmap(lambda now: outputs(now, range(len(relations))))(met)
         gradients = []
         for o, operator in enumerate(graph.operators):
-            xs, drive = all_xs[o], drives[o]
-            if o in streamed:
+            xs, drive = kept.xs[o], steps.drives[o]
+            if o < len(relations) and operator.x is not None and o not in linear:
                 view = self._view_sequence(operator, xs, operands[o])
-                xs, drive = (
-                    jnp.concatenate([view.astype(inputs[o].dtype), inputs[o]]),
-                    jnp.concatenate([drive, outputs[o]]),
-                )
+                filtered = kept.inputs[keys[o]].astype(unfiltered[o].dtype)
+                xs = filtered if drive is None else jnp.concatenate([view.astype(filtered.dtype), filtered])
+                drive = unfiltered[o] if drive is None else jnp.concatenate([drive, unfiltered[o]])
             elif o < len(relations):
-                drive = drive + outputs[o]
+                drive = unfiltered[o] if drive is None else drive + unfiltered[o]
+            assert drive is not None
             pulled = pull_sequence(operator, xs, drive, operands[o])
             if o in linear:  # a bias meets no data, so its signal passes no input filter
                 filtered = pull_sequence(operator, xs, credits[linear.index(o)], operands[o])
@@ -222,33 +252,20 @@ class FactorisedTraces:
             gradients.append(pulled)
         if traces is None:
             return tuple(gradients), None
+        rolled = {**steps.followed, "input": dict(steps.followed["input"])}
         for r, signal in zip(linear, first, strict=True):
-            key = _input_key(graph, relations[r])
-            entered = pull_step(relations[r], start["input"][key].astype(signal.dtype), signal, operands[r])
+            old = start["input"][keys[r]]
+            entered = pull_step(relations[r], old.astype(signal.dtype), signal, operands[r])
             gradients[r] = {k: g if k == "bias" else g + entered[k] for k, g in gradients[r].items()}
-            seen = self._view_sequence(relations[r], all_xs[r], operands[r])
-            rolled["input"][key] = decayed_sum(self.decay_x, start["input"][key], seen).astype(
-                start["input"][key].dtype
-            )
+            seen = self._view_sequence(relations[r], kept.xs[r], operands[r])
+            rolled["input"][keys[r]] = decayed_sum(self.decay_x, old, seen).astype(old.dtype)
         return tuple(gradients), rolled
 
-    def _filter_steps(
-        self, graph: TraceGraph, start: Any, steps: FoldedSteps, operands: Operands, streamed: Sequence[int]
-    ) -> tuple[Any, list[jax.Array], dict[int, jax.Array]]:
-        """The output filters after the steps; ``g`` per relation; the input filters of those that are ``streamed``."""
-        relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
-        keys = {r: _input_key(graph, relations[r]) for r in streamed}
-        values = steps.values.map(lambda v: v._replace(xs=tuple(x if r in keys else None for r, x in enumerate(v.xs))))
-
-        def forward(old: Any, now: Any) -> Any:
-            new = self.roll(graph, old, now[0], operands)
-            at = new if at_exit else old
-            found = [self._signal(relation, at, now[1]).astype(relation.y.aval.dtype) for relation in relations]
-            return new, (found, {r: at["input"][key] for r, key in keys.items()})
-
-        begin = {**start, "input": {key: start["input"][key] for key in keys.values()}}
-        rolled, (found, seen) = values.scan(forward, begin, steps.signals)
-        return rolled, found, {r: x.astype(found[r].dtype) for r, x in seen.items()}
+    def _masses(self, start: jax.Array, length: int) -> jax.Array:
+        """``c`` as the signal of every step meets it, time leading."""
+        steps = jnp.arange(length, dtype=start.dtype) + (self.signal.place == "exit")
+        left = (jnp.asarray(self.decay_f, start.dtype) ** steps).reshape(-1, *(1,) * start.ndim)
+        return left * start + (1 - left)
 
     def _signal(self, relation: HiddenParamOpRelation, traces: Any, signals: Signals) -> jax.Array:
         """``Σ_a s_a ε_f,a / c``, laid out like ``y``."""
@@ -270,7 +287,7 @@ class FactorisedTraces:
         g = self._signal(relation, traces, signals).astype(relation.y.aval.dtype)
         return x if x is None else x.astype(g.dtype), g
 
-    def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array, weights: Any) -> jax.Array:
+    def _view_sequence(self, operator: HiddenParamOpRelation, xs: jax.Array | None, weights: Any) -> jax.Array:
         return jax.vmap(lambda x: self._view(operator, x, weights))(xs)
 
     def _input_shape(self, relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct | None:
@@ -351,6 +368,12 @@ def _input_key(graph: TraceGraph, relation: HiddenParamOpRelation) -> str:
         if other.x is relation.x and other.primitive.rule("pp_input") is relation.primitive.rule("pp_input"):
             return f"{other.index}:{other.primitive.name}"
     raise AssertionError("a relation is always among its graph's relations")
+
+
+def _streamed_keys(graph: TraceGraph) -> list[str]:
+    """The input filters, by name, of operators not known to be linear in their data."""
+    relations = [r for r in graph.hidden_param_op_relations if r.x is not None and not _has_kernel(r)]
+    return list(dict.fromkeys(_input_key(graph, relation) for relation in relations))
 
 
 def _has_kernel(relation: HiddenParamOpRelation) -> bool:
