@@ -108,7 +108,15 @@ def test_a_step_function_that_does_not_run_the_learner_once_is_refused(calls):
 
 
 @pytest.mark.parametrize(
-    ("length", "limit", "expected"), [(100, None, 100), (1000, 100 * 64, 100), (1001, 100 * 64, 91), (7, 1, 1)]
+    ("length", "limit", "expected"),
+    [
+        (100, None, 100),
+        (1000, 100 * 64, 100),
+        (1000, 77 * 64, 50),
+        (1001, 100 * 64, 91),
+        (997, 100 * 64, 100),
+        (7, 1, 1),
+    ],
 )
 def test_steps_per_fold_are_even_and_within_the_budget(length, limit, expected):
     assert steps_per_fold(length, 64, 0, limit) == expected

@@ -107,7 +107,7 @@ class FoldedSteps(NamedTuple):
     values: RecordedSteps
     signals: Signals
     drives: tuple[jax.Array | None, ...]
-    followed: Any = None
+    followed: Any = ()
 
 
 @runtime_checkable

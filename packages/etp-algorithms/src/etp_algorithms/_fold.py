@@ -66,7 +66,7 @@ class Tape:
         offsets: zeros whose gradients are the signals and the cotangents within the step; None for a drive that no
             derivative reaches.
         record: the recording of the last step.
-        followed: the traces of an algorithm whose traces follow the recording; else None.
+        followed: the traces of an algorithm whose traces follow the recording; else ``()``.
         calls: how often the learner ran since the tape was rewound.
     """
 
@@ -89,7 +89,7 @@ class Tape:
                 for o in graph.operators
             ],
         )
-        traces = algorithm.init(graph) if isinstance(algorithm, FollowingAlgorithm) else None
+        traces = algorithm.init(graph) if isinstance(algorithm, FollowingAlgorithm) else ()
         _, values, _ = jax.eval_shape(lambda i, t: record_step(graph, algorithm, i, t, offsets), inputs, traces)
         kept = Recording(values, None if modulator is None else jax.eval_shape(modulator))
         self.offsets = brainstate.ShortTermState(offsets)
@@ -121,7 +121,7 @@ class Tape:
         """
         drives, followed = tuple(gradients.drives), self.followed.value
         values = RecordedSteps(record.values, lambda kept: kept, length)
-        if followed is None:
+        if not isinstance(self._algorithm, FollowingAlgorithm):
             values = residuals_of(self._graph, self._algorithm).steps(parameters, record.values, length)
         if record.modulator is not None:
             return FoldedSteps(values, record.modulator, drives, followed), None
@@ -152,7 +152,7 @@ def record_step(
         graph: the compiled step.
         algorithm: whose traces are waiting.
         inputs: parameters, hidden arrays, other arrays, arguments.
-        followed: the traces of an algorithm whose traces follow; else None.
+        followed: the traces of an algorithm whose traces follow; else ``()``.
         offsets: zeros to be added.
         substitutes: equations to be evaluated by another function.
 
@@ -187,7 +187,7 @@ def record_step(
         tracked = evaluate_operands(graph, jax.lax.stop_gradient(parameters))
         followed, kept = algorithm.follow(graph, followed, algorithm.read(point), tracked)
         return result, kept, followed
-    return result, residuals_of(graph, algorithm).save(point), None
+    return result, residuals_of(graph, algorithm).save(point), followed
 
 
 def is_driven(graph: TraceGraph, algorithm: TraceAlgorithm, operator: HiddenParamOpRelation) -> bool:
@@ -217,6 +217,9 @@ def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_li
     """
     budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
     most = max(1, min(length, budget // max(bytes_per_step, 1)))
+    divisor = next(size for size in range(most, 0, -1) if length % size == 0)
+    if 2 * divisor >= most:  # all folds are alike, and one program serves them
+        return divisor
     folds = -(-length // most)
     return -(-length // folds)
 

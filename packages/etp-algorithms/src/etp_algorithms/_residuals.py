@@ -23,8 +23,9 @@ from etp_core.jaxpr import Atom, Equation, Program, Variable, dependents, evalua
 __all__ = ["RecordedSteps", "Residuals", "residuals_of"]
 
 _CHEAP = frozenset(
-    "abs add add_any and broadcast_in_dim clamp convert_element_type copy copy_p eq expand_dims ge gt integer_pow"
-    " is_finite le lt max min mul ne neg not or reshape select_n sign square squeeze stop_gradient sub".split()
+    "abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p eq expand_dims ge gt"
+    " integer_pow is_finite le lt max min mul ne neg not or pad reshape select_n sign slice split square squeeze"
+    " stop_gradient sub".split()
 )
 _SCALE = 2**30
 
