@@ -45,6 +45,8 @@ SAMPLES = {
     "other": (*PLAIN, "--sample=1/2"),
     "lowest": (*PLAIN, "--sample=2/2"),
 }
+# What of etp-algorithms' tests runs kernels where there are some, against the rules and against backpropagation.
+KERNEL_TESTS = [f"packages/etp-algorithms/tests/test_{name}.py" for name in ("folding", "pp_prop", "algorithms", "zoo")]
 each_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 
@@ -112,6 +114,14 @@ def lowest(session: nox.Session, package: str) -> None:
     test_group = f"--group={path}/pyproject.toml:test"
     session.install("--resolution=lowest-direct", f"--reinstall-package={package}", f"./{path}", test_group)
     run_tests(session, package, *session.posargs, sample=SAMPLES["lowest"])
+
+
+@nox.session(python=DEFAULT)
+def kernels(session: nox.Session) -> None:
+    """Tests of etp-algorithms with the kernels of etp-fastpath in place of the rules."""
+    sync(session, "--package", "etp-algorithms", "--package", "etp-fastpath", groups=["test"])
+    env = {**COMPILED, "ETP_KERNELS": "etp_fastpath"}
+    session.run("pytest", *KERNEL_TESTS, *(session.posargs or [*ALL, "--sample=1/7"]), env=env)
 
 
 @nox.session(python=DEFAULT)
