@@ -7,6 +7,7 @@ import pytest
 import etp_algorithms as algorithms
 from etp_algorithms._advice import LEARNERS
 from etp_core.arguments import advice_of, taken_by
+from etp_ops import matmul
 
 MODEL = brainstate.nn.Module()
 LEARNER_CLASSES = {claim.learner for claim in algorithms.ALGORITHMS.values()} | {algorithms.Learner}
@@ -46,6 +47,90 @@ def test_a_call_that_does_not_fit_says_what_to_write(call, words):
     with pytest.raises(TypeError) as caught:
         call()
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+class Leaky(brainstate.nn.Module):
+    def __init__(self, made=None):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4))) if made is None else made
+
+    def init_state(self, batch_size=1):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        w = self.w.value if isinstance(self.w, brainstate.State) else self.w
+        self.h.value = 0.9 * self.h.value + matmul(x, w)
+        return self.h.value
+
+
+class WithoutBatch(Leaky):
+    def init_state(self):
+        super().init_state(8)
+
+
+X = jnp.ones((8, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: algorithms.compile(Leaky(), "d_rtrl", X), ["state h from", "[1, 4]", "[8, 4]", "batch_size=B"]),
+        (
+            lambda: algorithms.compile(Leaky(), "d_rtrl", X, batchsize=8),
+            ["compile takes no 'batchsize'; did you mean batch"],
+        ),
+        (
+            lambda: algorithms.compile(Leaky(), "pp_prop", X, decay=0.9),
+            ["pp_prop takes no 'decay'; did you mean decay_or"],
+        ),
+        (lambda: algorithms.compile(Leaky(), "d_rtrl", batch_size=8), ["compile needs example inputs of one step"]),
+        (
+            lambda: algorithms.compile(WithoutBatch(), "d_rtrl", X, batch_size=8),
+            ["init_state(self, batch_size=None, **kw"],
+        ),
+        (
+            lambda: algorithms.compile(Leaky(jnp.ones((3, 4))), "d_rtrl", X, batch_size=8),
+            ["brainstate.ParamState and mark"],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::etp_algorithms.CompilationWarning")
+def test_a_first_mistake_in_compile_gets_the_remedy(call, words):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return algorithms.compile(Leaky(), "d_rtrl", X, batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda learner: learner(X.astype(int)), ["dtype int", "Convert it", "compile_graph"]),
+        (lambda learner: learner(X[:, :2]), ["shape (8, 2)", "(8, 3)", "MultiStepData", "compile_graph"]),
+        (lambda learner: learner(X, X), ["compiled for 1 inputs, got 2", "compile_graph"]),
+        (lambda learner: learner.etrace_grad(X[None]), ["etrace_grad needs step_fn: a function that", "lambda x, y:"]),
+        (
+            lambda learner: learner.etrace_grad(X[None], step_fun=1),
+            ["no 'step_fun'; did you mean step_fn? It takes step_fn, m"],
+        ),
+        (lambda learner: learner.executor, ["has no attribute 'executor'; learner.graph, learner.report"]),
+        (lambda learner: learner.report.show, ["has no attribute 'show'; print(report)"]),
+        (lambda learner: learner.graph.explain, ["has no attribute 'explain'; learner.report['name'].reasons"]),
+    ],
+)
+def test_a_first_mistake_with_a_learner_gets_the_remedy(learner, call, words):
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+        call(learner)
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize("error", [algorithms.CompilationError, algorithms.CompilationWarning])
+def test_a_traceback_shows_the_name_to_import(error):
+    assert error.__module__ == "etp_algorithms"
 
 
 @pytest.mark.parametrize("learner", LEARNER_CLASSES, ids=lambda learner: learner.__name__)

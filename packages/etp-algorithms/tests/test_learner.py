@@ -536,7 +536,7 @@ def test_a_hidden_state_made_in_the_constructor_serves_without_batch():
 
 def test_a_hidden_state_made_in_the_constructor_cannot_be_batched_and_the_message_says_why():
     with pytest.raises(
-        ea.CompilationError, match=r"the step changes the state h .*init_all_states, with the batch size"
+        ea.CompilationError, match=r"the step changes the state h .*init_all_states\(model, batch_size=B"
     ):
         compiled(MadeAtOnce, XS[0], 2)
 

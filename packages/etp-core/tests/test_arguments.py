@@ -91,6 +91,7 @@ def test_advice_and_names_of_a_class_include_its_bases():
 
 def test_the_nearest_words_are_found_in_any_case():
     assert nearest("D_RTLR", ["pp_prop", "d_rtrl"]) == "; did you mean d_rtrl?"
+    assert nearest("decay", ["decay_or_rank", "delay"]) == "; did you mean delay or decay_or_rank?"
     assert nearest("colour", ["pp_prop"]) == ""
 
 

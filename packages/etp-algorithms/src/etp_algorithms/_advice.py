@@ -8,6 +8,7 @@ __all__ = [
     "COMPILE",
     "CONFIG",
     "CONTROL_FLOW",
+    "DRIVING",
     "GRAPH",
     "GRAPH_ATTRIBUTES",
     "LEARNERS",
@@ -107,6 +108,15 @@ CONFIG = Advice(
     replaced={
         "update_schedule": "the call says it: learner(x) is a step, learner(MultiStepData(xs)) a window",
         "window_size": "the call says it: learner(MultiStepData(xs)), or etrace_grad(..., chunk_size=K)",
+    }
+)
+
+DRIVING = Advice(
+    needed={
+        "step_fn": (
+            "a function that gets the slices of one step, calls the learner once and returns the loss, for example "
+            "lambda x, y: ((learner(x) - y) ** 2).mean()"
+        )
     }
 )
 

@@ -69,18 +69,21 @@ def check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, ..
     """The arrays of a call, as the step was compiled for."""
     leaves, tree = jax.tree.flatten(plain)
     if tree != captured.argument_tree:
+        given, wanted = len(tree.children()), len(captured.argument_tree.children())
+        count = f"{wanted} inputs, got {given}; they are " if given != wanted else ""
         raise ValueError(
-            f"the learner was compiled for inputs of the structure {captured.argument_tree}, got {tree}. Pass the same "
-            f"structure and units, or call compile_graph with the new inputs."
+            f"the learner was compiled for {count}inputs of the structure {captured.argument_tree}, got {tree}. Pass "
+            f"the same structure and units, or call compile_graph with the new inputs."
         )
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     for n, (array, aval) in enumerate(zip(arrays, captured.argument_avals, strict=True)):
         shape = array.shape[1:] if stacked is not None and stacked[n] else array.shape
         if (shape, array.dtype) != (aval.shape, aval.dtype):
+            convert = f"Convert it, for example with jnp.asarray(x, {aval.dtype.name!r})"
+            remedy = convert if shape == aval.shape else "Wrap windows in MultiStepData"
             raise ValueError(
                 f"input {n} has shape {shape} and dtype {array.dtype.name} per step, but the learner was compiled for "
-                f"{aval.shape} and {aval.dtype.name}. Wrap windows in MultiStepData, or call compile_graph with the "
-                f"new inputs."
+                f"{aval.shape} and {aval.dtype.name}. {remedy}, or call compile_graph with the new inputs."
             )
     return arrays
 

@@ -15,10 +15,11 @@ from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._learner import Learner
 from etp_algorithms._report import relation_table
-from etp_core.arguments import advised, nearest
+from etp_core.arguments import advice_of, advised, nearest, taken_by
 
 __all__ = ["compile", "compile_etrace_graph", "find_algorithm", "nothing_to_learn"]
 
+_OWN = ("batch_size", "vmap", "seed", "verbose")
 _ALIASES = {"es_d_rtrl": "pp_prop", "esd_rtrl": "pp_prop", "e_prop": "eprop"}
 
 
@@ -59,12 +60,16 @@ def compile(
         CompilationError: the model has no marked weight that can be traced, or cannot be compiled.
     """
     if not example_inputs:
-        raise ValueError("compile needs example inputs of one step: compile(model, algorithm, x0, ...).")
+        raise ValueError(
+            "compile needs example inputs of one step, with the batch axis if there is one: "
+            "compile(model, algorithm, x0, ...)."
+        )
     if verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}.")
     if vmap and batch_size is None:
         raise ValueError("vmap=True needs batch_size, the number of samples that the step is mapped over.")
     make = find_algorithm(algorithm)
+    _check_options(make, options)
     learner = make(model, **options)
     if not isinstance(learner, Learner):
         raise TypeError(f"algorithm must make a Learner, got {type(learner).__name__}.")
@@ -140,9 +145,27 @@ def find_algorithm(algorithm: Any) -> Callable[..., Learner]:
 def _initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     if not isinstance(model, brainstate.nn.Module):
         given = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"model must be a brainstate.nn.Module, got {given}.")
+        raise TypeError(f"model must be a brainstate.nn.Module, got {given}; make one, for example MyModel().")
     sizes = {} if batch_size is None else {"batch_size": batch_size}
-    brainstate.nn.init_all_states(model, **sizes)
+    try:
+        brainstate.nn.init_all_states(model, **sizes)
+    except TypeError as error:
+        if "init_state() got an unexpected keyword argument 'batch_size'" not in str(error):
+            raise
+        raise TypeError(
+            f"{error}: compile(..., batch_size={batch_size}) passes it to the init_state of every module. Write "
+            f"init_state(self, batch_size=None, **kwargs) and give the states a leading axis of that size."
+        ) from error
+
+
+def _check_options(make: Callable[..., Learner], options: dict[str, Any]) -> None:
+    """An option that the algorithm does not take and that resembles one of compile's own was meant for compile."""
+    if not isinstance(make, type):
+        return
+    unknown = set(options) - {*taken_by(make), *advice_of(make).replaced}
+    for option in sorted(unknown):
+        if guess := nearest(option, _OWN):
+            raise TypeError(f"compile takes no {option!r}{guess}")
 
 
 def nothing_to_learn(graph: TraceGraph) -> str:
@@ -153,6 +176,6 @@ def nothing_to_learn(graph: TraceGraph) -> str:
         "no weight of this model can be learned forward in time: no marked operator takes a parameter to a hidden "
         "state.\n"
         f"{found}\n"
-        "Mark a weight by using an operator in update(), for example etp_ops.matmul(x, W) in place of x @ W, and keep "
-        "the recurrent value in a brainstate.HiddenState."
+        "Keep a weight in a brainstate.ParamState and mark it by using an operator in update(), for example "
+        "etp_ops.matmul(x, W) in place of x @ W, and keep the recurrent value in a brainstate.HiddenState."
     )

@@ -7,9 +7,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._advice import DRIVING
 from etp_algorithms._inputs import MultiStepData
 from etp_algorithms._losses import check_losses, read_mask, reduce_losses, scales_of, weighted_sum
 from etp_algorithms._progress import Progress, read_progress, report_step
+from etp_core.arguments import advised
 
 __all__ = ["SequenceDrivers", "zeros_like"]
 
@@ -30,6 +32,7 @@ class SequenceDrivers:
     _holding_traces: Callable[[], Any]
     _unchanged_on_failure: Callable[[], Any]
 
+    @advised(DRIVING)
     def etrace_grad(
         self,
         *sequences: Any,

@@ -85,7 +85,7 @@ def taken_by(made: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the arguments that a callable takes; a class passes options it does not know on to its bases."""
     names: dict[str, None] = {}
     for function in _functions(made):
-        parameters = list(inspect.signature(function).parameters.values())[isinstance(made, type) :]
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
         optional = [p for p in parameters if not names or p.default is not p.empty]
         names.update(dict.fromkeys(p.name for p in optional if p.kind in _NAMED))
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -94,9 +94,11 @@ def taken_by(made: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """``"; did you mean ...?"`` with what resembles ``word``, in any case; empty if nothing does."""
+    """``"; did you mean ...?"`` with what resembles ``word`` or begins with it, in any case; empty if nothing does."""
     by_case = {name.lower(): name for name in reversed(known)}
-    found = [by_case[match] for match in difflib.get_close_matches(word.lower(), by_case, n=3, cutoff=0.6)]
+    close = difflib.get_close_matches(word.lower(), by_case, n=3, cutoff=0.6)
+    close += [name for name in by_case if len(word) > 2 and name.startswith(word.lower()) and name not in close]
+    found = [by_case[match] for match in close]
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
@@ -141,8 +143,9 @@ def _complaints(
     made: Any, signature: inspect.Signature, advice: Advice, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Iterator[str]:
     """What is wrong with a call, a line for each argument."""
-    name, hidden = made.__name__, int(isinstance(made, type))
+    name = made.__name__
     parameters = list(signature.parameters.values())
+    hidden = int("self" in signature.parameters)
     places = [p.name for p in parameters if p.kind in _BY_PLACE]
     taken = taken_by(made)
     if len(args) > len(places) and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):

@@ -186,9 +186,9 @@ def _check_unchanged(slot: StateSlot, after: Any) -> None:
     if jax.tree.structure(after) != slot.tree or before != now:
         raise CompilationError(
             f"the step changes the state {slot.name} from {describe(slot.state.value)} to {describe(after)}. A state "
-            f"must keep shape, dtype, unit and structure; initialise it (init_all_states, with the batch size of the "
-            f"inputs) as the step leaves it. A state that is made in __init__ has no batch axis: make it in "
-            f"init_state(self, batch_size=None)."
+            f"must keep shape, dtype, unit and structure; initialise it as the step leaves it. If the inputs have a "
+            f"batch axis, say so: compile(..., batch_size=B), or init_all_states(model, batch_size=B). A state that is "
+            f"made in __init__ has no batch axis: make it in init_state(self, batch_size=None)."
         )
 
 

@@ -10,9 +10,13 @@ __all__ = ["CompilationError", "CompilationWarning", "Diagnostic", "DiagnosticKi
 class CompilationError(ValueError):
     """The model cannot be compiled for online learning; the message names place and remedy."""
 
+    __module__ = "etp_algorithms"  # the name to import it by, as a traceback shows it
+
 
 class CompilationWarning(UserWarning):
     """The model compiles, but a parameter is learned less exactly than its author may expect."""
+
+    __module__ = "etp_algorithms"
 
 
 class DiagnosticKind(StrEnum):
