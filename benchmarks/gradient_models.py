@@ -28,16 +28,16 @@ def data(batch, steps):
     return jnp.asarray(xs, jnp.float32), jnp.asarray(ys, jnp.float32)
 
 
-def make(library, family, width):
+def make(library, family, width, dtype=jnp.float32):
     """A brainstate module whose weights are marked with the operators of ``library``."""
     rng = np.random.default_rng(1)
 
     def weight(rows, columns):
         value = rng.normal(size=(rows, columns)) / np.sqrt(rows)
-        return brainstate.ParamState(jnp.asarray(value, jnp.float32))
+        return brainstate.ParamState(jnp.asarray(value, dtype))
 
     def vector(value):
-        return brainstate.ParamState(jnp.full(width, value, jnp.float32))
+        return brainstate.ParamState(jnp.full(width, value, dtype))
 
     class Model(brainstate.nn.Module):
         def __init__(self):
@@ -59,7 +59,7 @@ def make(library, family, width):
                 getattr(self, name).value = self._zeros(batch_size)
 
         def _zeros(self, batch_size):
-            return jnp.zeros((width,) if batch_size is None else (batch_size, width), jnp.float32)
+            return jnp.zeros((width,) if batch_size is None else (batch_size, width), dtype)
 
         def update(self, x):
             return STEPS[family](library, self, x) @ self.readout.value

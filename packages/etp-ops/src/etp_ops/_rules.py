@@ -73,8 +73,12 @@ def sum_over_batch(equation: str, signal: jax.Array, trace: jax.Array) -> jax.Ar
         return jnp.einsum(f"z{signal_axes},z{trace_axes}->{result}", signal, trace)
 
     def running_sum(signal: jax.Array, trace: jax.Array) -> jax.Array:
+        def add(total: jax.Array, b: jax.Array) -> tuple[jax.Array, None]:
+            # by index, since a slice ``trace[1:]`` would be a copy
+            now = (jax.lax.dynamic_index_in_dim(a, b, keepdims=False) for a in (signal, trace))
+            return total + jnp.einsum(equation, *now), None
+
         first = jnp.einsum(equation, signal[0], trace[0])
-        add = lambda total, now: (total + jnp.einsum(equation, *now), None)  # noqa: E731
-        return jax.lax.scan(add, first, (signal[1:], trace[1:]))[0]
+        return jax.lax.scan(add, first, jnp.arange(1, trace.shape[0]))[0]
 
     return jax.lax.platform_dependent(signal, trace, cpu=running_sum, default=contraction)
