@@ -222,12 +222,16 @@ class BootstrappingAlgorithm(TraceAlgorithm, Protocol):
 
 
 class WindowResult(NamedTuple):
-    """Outputs (stacked over the window, if there is one), new hidden and other states, new traces."""
+    """Outputs (stacked over the window, if there is one), new hidden and other states, new traces.
+
+    If the traces wait, they are those at entry, and ``saved`` is what was recorded of the steps.
+    """
 
     outputs: Arrays
     hidden: Arrays
     others: Arrays
     traces: Any
+    saved: Any = ()
 
 
 class _Carry(NamedTuple):
@@ -248,6 +252,7 @@ def run_window(
     stacked: Sequence[bool] | None = None,
     modulator: Any = None,
     modulator_stacked: bool = False,
+    wait: bool = False,
 ) -> WindowResult:
     """Run one step, or a window of steps, and roll the traces.
 
@@ -262,6 +267,7 @@ def run_window(
         stacked: for a window, which arguments have a leading time axis; None for a single step.
         modulator: for a modulated algorithm, the signal per group and state.
         modulator_stacked: whether the modulator has a leading time axis.
+        wait: leave the traces of a window as they are and return what is recorded of the steps.
     """
     tracked = algorithm.tracked(graph, parameters)
     hidden, others, modulator = _detach((hidden, others, modulator))
@@ -298,6 +304,8 @@ def run_window(
         moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
         changing = (moving, modulator if modulator_stacked else None)
         carry, (outputs, saved) = jax.lax.scan(one_step, start, changing)
+        if wait:
+            return WindowResult(outputs, carry.hidden, carry.others, carry.traces, _detach(saved))
         if residuals is not None:
             assert isinstance(algorithm, FoldingAlgorithm)
             length = jax.tree.leaves(changing)[0].shape[0]

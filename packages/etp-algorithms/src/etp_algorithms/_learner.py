@@ -38,6 +38,7 @@ from etp_algorithms._sharding import MeshPlan, Placed, make_plan, place, placed_
 from etp_algorithms._step import evaluate_operands
 from etp_algorithms._trees import add_trees
 from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
+from etp_algorithms._waiting import WaitingTraces, can_wait
 from etp_core.arguments import Advice, advised, no_attribute
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "StartValues", "VjpMethod"]
@@ -122,6 +123,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self._on_device = False
         self._local: tuple[CompiledStep, dict[tuple[int, ...], CompiledStep]] | None = None
         self._tape: Tape | None = None
+        self._waiting: WaitingTraces | None = None
 
     if not TYPE_CHECKING:
 
@@ -258,6 +260,9 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         parameters, hidden, others = read_states(program.captured)
         if self._tape is not None:
             return self._update_on_tape(program, self._tape, arguments, stacked, signals, signals_stacked)
+        waiting = self._waiting if self._waiting is not None and self._waiting.takes(program, length) else None
+        if waiting is None:
+            self._roll_waiting(())
         result = program.run(
             parameters=parameters,
             hidden=hidden,
@@ -267,10 +272,13 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             stacked=stacked,
             modulator=signals,
             modulator_stacked=signals_stacked,
+            wait=waiting is not None,
         )
         write_slots(program.captured.hidden, result.hidden)
         write_slots(program.captured.others, result.others)
-        if not self._holding:
+        if waiting is not None:
+            waiting.fill(result.saved)
+        elif not self._holding:
             traces.value = result.traces
         if self._plan is not None and not self._on_device:
             assert self.start is not None
@@ -520,6 +528,27 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self._holding = False
 
     @contextlib.contextmanager
+    def _rolling_last(self, program: CompiledStep, length: int | None) -> Generator[Callable[[Any], Any], None, None]:
+        """A window inside leaves the traces; the function that is given lets them move, after its argument."""
+        if length is None or self._holding or not can_wait(program):
+            yield lambda gradients: gradients
+            return
+        self._waiting = WaitingTraces(program, length)
+        try:
+            yield self._roll_waiting
+        finally:
+            self._waiting = None
+
+    def _roll_waiting(self, gradients: Any) -> Any:
+        """Let traces that wait move, if there are any; ``gradients`` as they were."""
+        if self._waiting is None or not self._waiting.filled:
+            return gradients
+        program, traces = self._compiled()
+        parameters = read_slots(program.captured.parameters, program.captured.step.parameters)
+        traces.value, gradients = self._waiting.roll(traces.value, parameters, gradients)
+        return gradients
+
+    @contextlib.contextmanager
     def _unchanged_on_failure(self) -> Generator[None, None, None]:
         """A block that either succeeds or leaves every state as it was."""
         before = self._values()
@@ -631,7 +660,9 @@ def _noticed(algorithm: TraceAlgorithm, graph: TraceGraph) -> tuple[Diagnostic, 
 def _ready(
     model: brainstate.nn.Module, captured: CapturedModel, graph: TraceGraph, algorithm: TraceAlgorithm
 ) -> CompiledStep:
-    run = jax.jit(functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked"))
+    run = jax.jit(
+        functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked", "wait")
+    )
     return CompiledStep(model, captured, graph, algorithm, run)
 
 

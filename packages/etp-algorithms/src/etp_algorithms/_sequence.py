@@ -31,6 +31,7 @@ class SequenceDrivers:
     _giving: Callable[..., Any]
     _holding_traces: Callable[[], Any]
     _unchanged_on_failure: Callable[[], Any]
+    _rolling_last: Callable[..., Any]
 
     @advised(DRIVING)
     def etrace_grad(
@@ -121,7 +122,7 @@ class SequenceDrivers:
                 total, *outs = self._fold_gradients(program, loss_of, tail, slots, complete_sequence)
                 parts.append(tuple(outs))
             else:
-                total, found = _add_gradients(loss_of, tail, slots, chunk)
+                total, found = self._add_gradients(program, loss_of, tail, slots, chunk)
                 parts += found
             if complete_sequence:
                 self.reset_state()
@@ -220,6 +221,26 @@ class SequenceDrivers:
             state.value = value
         return out
 
+    def _add_gradients(
+        self,
+        program: Any,
+        loss_of: Callable[..., Any],
+        timed: "_Now",
+        states: list[brainstate.State[Any]],
+        chunk: int | None,
+    ) -> tuple[list[Any], list[Any]]:
+        """One gradient per window, summed; with the losses and the aux of every call, in parts."""
+
+        def body(total: list[Any], now: _Now) -> Any:
+            length = None if chunk is None else jax.tree.leaves(now)[0].shape[0]
+            gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
+            with self._rolling_last(program, length) as roll:
+                gradients, out = gradient(now)
+                gradients = roll(list(gradients))
+            return jax.tree.map(jnp.add, total, gradients), out
+
+        return _scan_windows(body, zeros_like(states), timed, chunk)
+
     def _call_chunk(self, *slices: Any) -> Any:
         return self.update(*map(MultiStepData, slices))
 
@@ -231,19 +252,6 @@ class _Now(NamedTuple):
     flags: jax.Array | None
     done: jax.Array | None
     slices: tuple[Any, ...]
-
-
-def _add_gradients(
-    loss_of: Callable[..., Any], timed: _Now, states: list[brainstate.State[Any]], chunk: int | None
-) -> tuple[list[Any], list[Any]]:
-    """One gradient per window, summed; with the losses and the aux of every call, in parts."""
-    gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
-
-    def body(total: list[Any], now: _Now) -> Any:
-        gradients, out = gradient(now)
-        return jax.tree.map(jnp.add, total, list(gradients)), out
-
-    return _scan_windows(body, zeros_like(states), timed, chunk)
 
 
 def _run_windows(body: Callable[[_Now], Any], timed: _Now, chunk: int | None) -> list[Any]:

@@ -234,6 +234,8 @@ class ParamDimTraces:
             return tuple(gradients), None
         for r, entered in enumerate(self._contract_all(graph, traces, swept.entry, operands)):
             gradients[r] = add_trees(gradients[r], entered)
+        # the traces are read before they move: else XLA would keep a copy of them
+        traces, gradients = jax.lax.optimization_barrier((traces, gradients))
         return tuple(gradients), self._roll_swept(graph, traces, recorded, operands, swept)
 
     def _step(
