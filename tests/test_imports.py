@@ -42,6 +42,16 @@ def test_a_missing_part_says_how_to_install_it():
     )
 
 
+@pytest.mark.parametrize("statement", ["import mujou_pc", "import etp; etp.pc"])
+def test_predictive_coding_without_torch_says_how_to_install_it(statement):
+    program = f"import sys; sys.modules['torch'] = None; {statement}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert (
+        run.stderr.splitlines()[-1] == "ImportError: mujou_pc needs PyTorch, which is not installed: pip install torch"
+    )
+
+
 def test_the_registry_seen_through_the_namespace_holds_every_operator():
     listing = (
         "import etp\n"

@@ -111,7 +111,7 @@ def learner():
     [
         (lambda learner: learner(X.astype(int)), ["dtype int", "Convert it", "compile_graph"]),
         (lambda learner: learner(X[:, :2]), ["shape (8, 2)", "(8, 3)", "MultiStepData", "compile_graph"]),
-        (lambda learner: learner(X, X), ["compiled for 1 inputs, got 2", "compile_graph"]),
+        (lambda learner: learner(X, X), ["takes 1 inputs, as it was compiled for, got 2", "compile_graph"]),
         (lambda learner: learner.etrace_grad(X[None]), ["etrace_grad needs step_fn: a function that", "lambda x, y:"]),
         (
             lambda learner: learner.etrace_grad(X[None], step_fun=1),

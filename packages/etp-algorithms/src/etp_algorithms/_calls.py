@@ -70,10 +70,11 @@ def check_arguments(captured: CapturedModel, plain: Any, stacked: tuple[bool, ..
     leaves, tree = jax.tree.flatten(plain)
     if tree != captured.argument_tree:
         given, wanted = len(tree.children()), len(captured.argument_tree.children())
-        count = f"{wanted} inputs, got {given}; they are " if given != wanted else ""
+        what = f"takes {wanted} inputs, as it was compiled for, got {given}"
+        if given == wanted:
+            what = f"was compiled for inputs of the structure {captured.argument_tree}, got {tree}"
         raise ValueError(
-            f"the learner was compiled for {count}inputs of the structure {captured.argument_tree}, got {tree}. Pass "
-            f"the same structure and units, or call compile_graph with the new inputs."
+            f"the learner {what}. Pass the same structure and units, or call compile_graph with the new inputs."
         )
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     for n, (array, aval) in enumerate(zip(arrays, captured.argument_avals, strict=True)):

@@ -10,6 +10,11 @@ Usually: a ``Chain``, ``show``, ``TimeConstants``, an optimizer of ``optim``, a 
 all of them live in.
 """
 
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    raise ImportError("mujou_pc needs PyTorch, which is not installed: pip install torch")
+
 from mujou_pc import clock, functional, loss, msg, optim, relax, runtime, testing
 from mujou_pc._chain import Chain
 from mujou_pc._nodes import Input, Layer, Output
