@@ -137,3 +137,11 @@ def test_an_unknown_activation_is_refused(activation):
 def test_an_impossible_ring_of_eigenvalues_is_refused(options):
     with pytest.raises(ValueError, match="0 <= r_min < r_max <= 1"):
         nn.LRUCell(3, 4, **options)
+
+
+def test_the_sizes_under_their_names_in_braintrace_work_and_warn():
+    with pytest.warns(DeprecationWarning, match="GRUCell: in_size is called num_in"):
+        cell = nn.GRUCell(in_size=3, out_size=4)
+    assert (cell.in_size, cell.out_size) == ((3,), (4,))
+    with pytest.raises(TypeError, match="GRUCell needs num_out"):
+        nn.GRUCell(3)
