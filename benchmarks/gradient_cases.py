@@ -99,7 +99,7 @@ def build(library, case, *, family, width, batch, steps):
         learner = library.compile(model, words[0], xs[0], batch_size=batch, **options_of(library, words))
         loss = loss_of(library, learner, window)
         start = resetting(model, learner, batch, mapped="vmap" in words)
-        function = one_step(model, loss) if stream else online(library, learner, loss, start, window)
+        function = one_step(library, model, learner, loss) if stream else online(library, learner, loss, start, window)
     args = (xs[0], ys[0]) if stream else (xs, ys)
     stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
     stateful.make_jaxpr(*args)
@@ -162,7 +162,10 @@ def online(library, learner, loss, start, window):
     return gradient
 
 
-def one_step(model, loss):
+def one_step(library, model, learner, loss):
+    """The gradient of one step as each library advises to ask for it."""
+    if library.__name__ == "etp":
+        return lambda x, y: learner.etrace_grad(x[None], y[None], step_fn=loss)
     weights = model.states(brainstate.ParamState)
     return lambda x, y: brainstate.transform.grad(loss, weights)(x, y)
 
