@@ -140,8 +140,8 @@ def test_an_impossible_ring_of_eigenvalues_is_refused(options):
 
 
 def test_the_sizes_under_their_names_in_braintrace_work_and_warn():
-    with pytest.warns(DeprecationWarning, match="GRUCell: in_size is called num_in"):
-        cell = nn.GRUCell(in_size=3, out_size=4)
+    with pytest.warns(DeprecationWarning, match="GRUCell: out_size is called num_out"):
+        cell = nn.GRUCell(3, out_size=4)
     assert (cell.in_size, cell.out_size) == ((3,), (4,))
     with pytest.raises(TypeError, match="GRUCell needs num_out"):
         nn.GRUCell(3)
