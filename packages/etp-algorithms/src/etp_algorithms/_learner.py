@@ -1,7 +1,6 @@
 """The learner: a model, its traces, and the gradient that both give."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,20 +22,21 @@ from etp_algorithms._calls import (
     write_slots,
 )
 from etp_algorithms._compiler._capture import CapturedModel, capture_module
-from etp_algorithms._compiler._diagnostics import Diagnostic, warn_about
+from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
-from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm, TraceAlgorithm, run_window
-from etp_algorithms._fold import Recording, Tape, pull_operands, record_step, steps_per_fold
-from etp_algorithms._inputs import MultiStepData, split_arguments
-from etp_algorithms._lanes import check_lanes, reset_slots, resettable, with_resets
-from etp_algorithms._modulator import read_modulator, zero_modulator
-from etp_algorithms._report import TrustReport, bytes_of, make_report
-from etp_algorithms._saving import read_arrays, write_arrays
-from etp_algorithms._sequence import SequenceDrivers, zeros_like
-from etp_algorithms._sharding import MeshPlan, Placed, make_plan, place, placed_states, run_on_mesh
-from etp_algorithms._step import evaluate_operands
-from etp_algorithms._trees import add_trees
+from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm
+from etp_algorithms._fold import Tape
+from etp_algorithms._folding import fold_gradients, run_on_tape, tape_of
+from etp_algorithms._inputs import split_arguments
+from etp_algorithms._lanes import reset_slots
+from etp_algorithms._modulator import read_modulator
+from etp_algorithms._ready import noticed, ready_step
+from etp_algorithms._report import TrustReport, make_report
+from etp_algorithms._resets import read_flags, resetting_step
+from etp_algorithms._saving import named_states, read_arrays, write_arrays
+from etp_algorithms._sequence import SequenceDrivers
+from etp_algorithms._sharding import MeshPlan, also_placed, check_gates, make_plan, place, placed_states, run_on_mesh
 from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
 from etp_algorithms._waiting import WaitingTraces, can_wait
 from etp_core.arguments import Advice, advised, no_attribute
@@ -151,8 +151,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             graph = compile_step(captured.step, strict=strict, control_flow=self.control_flow)
             self.algorithm.check(graph)
             traces = self.algorithm.init(graph)
-        warn_about((*captured.diagnostics, *_noticed(self.algorithm, graph)), stacklevel=2)
-        self._program, self._resetting = _ready(model, captured, graph, self.algorithm), {}
+        warn_about((*captured.diagnostics, *noticed(self.algorithm, graph)), stacklevel=2)
+        self._program, self._resetting = ready_step(model, captured, graph, self.algorithm), {}
         self._local = self._plan = None
         start = [jnp.array(leaf) for slot in reset_slots(captured) for leaf in slot.read()]
         if self.traces is None or self.start is None:
@@ -214,7 +214,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self.algorithm,
             graph,
             traces.value,
-            (*captured.diagnostics, *_noticed(self.algorithm, graph)),
+            (*captured.diagnostics, *noticed(self.algorithm, graph)),
             captured.unused,
         )
 
@@ -250,7 +250,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         arguments = check_arguments(program.captured, plain, stacked)
         length = window_length(arguments, stacked)
         signals, signals_stacked = read_modulator(self.algorithm, program.graph, modulator, length)
-        flags = self._read_flags(resets, length)
+        flags = read_flags(resets, self._flags, length)
         if flags is not None:
             program = self._resetting_step(flags.shape[0 if length is None else 1 :])
             assert self.start is not None
@@ -259,7 +259,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             stacked = None if stacked is None else (True, *(False for _ in start), *stacked)
         parameters, hidden, others = read_states(program.captured)
         if self._tape is not None:
-            return self._update_on_tape(program, self._tape, arguments, stacked, signals, signals_stacked)
+            return run_on_tape(program, self._tape, arguments, stacked, signals, signals_stacked)
         waiting = self._waiting if self._waiting is not None and self._waiting.takes(program, length) else None
         if waiting is None:
             self._roll_waiting(())
@@ -285,73 +285,12 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             place(self._plan, placed_states(program, traces, self.start))
         return jax.tree.unflatten(program.captured.output_tree, result.outputs)
 
-    def _read_flags(self, resets: Any, length: int | None) -> jax.Array | None:
-        """The flags of one call; a driver's own, if it has any."""
-        if self._flags is not None and resets is not None:
-            raise TypeError("step_fn gave the learner resets, and so did the driver; give them once.")
-        given = resets.data if isinstance(resets, MultiStepData) else resets
-        if self._flags is not None:
-            given, windowed = self._flags
-            given = given if windowed or length is None else given[None]
-        if given is None:
-            return None
-        flags = jnp.asarray(given)
-        if flags.dtype != bool:
-            raise ValueError(f"resets must be booleans, got {flags.dtype.name}.")
-        if length is not None and flags.shape[:1] != (length,):
-            raise ValueError(f"resets of a window need one set of flags per step, ({length}, ...); got {flags.shape}.")
-        return flags
-
     def _resetting_step(self, shape: tuple[int, ...]) -> CompiledStep:
         """The step that puts lanes back first, for flags of this shape; compiled when it is first asked for."""
         program, traces = self._compiled()
         if shape not in self._resetting:
-            slots = reset_slots(program.captured)
-            if len(shape) > 1:
-                raise ValueError(f"resets have one flag per step, or one per step and lane; got {shape} per step.")
-            if shape:
-                check_lanes(program.graph, slots, shape[0])
-            start = [jax.eval_shape(lambda s=slot: s.state.value) for slot in slots]
-            example = jax.tree.unflatten(program.captured.argument_tree, program.captured.argument_avals)
-            flags = jax.ShapeDtypeStruct(shape, bool)
-            model = resettable(program.model, slots)
-            captured = capture_module(model, flags, start, *example)
-            graph = compile_step(captured.step, control_flow=self.control_flow)
-            algorithm = with_resets(self.algorithm)
-            made = jax.eval_shape(lambda: algorithm.init(graph))
-            assert jax.tree.structure(made) == jax.tree.structure(traces.value), "a reset must not move the traces"
-            self._resetting[shape] = _ready(model, captured, graph, algorithm)
+            self._resetting[shape] = resetting_step(program, traces.value, self.algorithm, shape, self.control_flow)
         return self._resetting[shape].follow()
-
-    def _update_on_tape(
-        self,
-        program: CompiledStep,
-        tape: Tape,
-        arguments: list[jax.Array],
-        stacked: tuple[bool, ...] | None,
-        modulator: Any,
-        modulator_stacked: bool,
-    ) -> Any:
-        """One step of a sequence that is folded afterwards: the traces wait, the step is recorded."""
-        captured, graph, algorithm = program.captured, program.graph, program.algorithm
-        tape.calls += 1
-        if stacked is not None:
-            if window_length(arguments, stacked) != 1:
-                raise ValueError("step_fn passed a window of several steps; give etrace_grad the chunk_size.")
-            arguments = [a[0] if flag else a for a, flag in zip(arguments, stacked, strict=True)]
-            modulator = jax.tree.map(lambda m: m[0], modulator) if modulator_stacked else modulator
-        inputs = (*read_states(captured), arguments)
-        feedback = algorithm.signal.feedback
-        substitutes = feedback.substitutes(graph) if feedback else None
-        result, values, tape.followed.value = record_step(
-            graph, algorithm, inputs, tape.followed.value, tape.offsets.value, substitutes
-        )
-        outputs, hidden, others = result
-        tape.record.value = Recording(values, modulator)
-        write_slots(captured.hidden, hidden)
-        write_slots(captured.others, others)
-        outputs = outputs if stacked is None else [output[None] for output in outputs]
-        return jax.tree.unflatten(captured.output_tree, outputs)
 
     def _prepared_step(self, flags: jax.Array | None) -> CompiledStep:
         """The step that a driver runs, compiled; with the flags of a whole sequence, time leading, if it has any."""
@@ -370,59 +309,12 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         states: list[brainstate.State[Any]],
         complete: bool,
     ) -> tuple[list[Any], Any, Any]:
-        """The gradients of single steps, summed over a known sequence, from recorded steps.
-
-        Args:
-            program: the step, as :meth:`_prepared_step` gives it.
-            loss_of: ``slices -> (loss, (losses, aux))``; it runs the learner exactly once.
-            timed: the slices, time leading.
-            states: the states to differentiate.
-            complete: the traces are zero before the sequence and are not needed after it.
-
-        Returns:
-            The gradients of ``states``, the losses and the aux, stacked over time.
-        """
-        captured, graph, algorithm = program.captured, program.graph, program.algorithm
+        """The gradients of single steps, summed over a known sequence; see :func:`fold_gradients`."""
         traces = self._compiled()[1]
-        assert isinstance(algorithm, FoldingAlgorithm)
-        inputs = (*read_states(captured), list(captured.argument_avals))
-        modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
-        tape = Tape(graph, algorithm, inputs, modulator)
-        length = jax.tree.leaves(timed)[0].shape[0]
-        size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), self.memory_limit)
-
-        def counted(now: Any) -> Any:
-            tape.rewind()
-            result = loss_of(now)
-            tape.check_one_call()
-            return result
-
-        gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.offsets], has_aux=True)
-
-        def one_step(total: list[Any], now: Any) -> Any:
-            (*direct, offsets), (losses, aux) = gradient(now)
-            return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
-
-        def one_fold(total: list[Any], chunk: Any) -> Any:
-            alone = complete and size == length
-            if isinstance(algorithm, FollowingAlgorithm):
-                tape.followed.value = algorithm.init(graph) if alone else traces.value
-            total, (losses, aux, moved, record) = brainstate.transform.scan(one_step, total, chunk)
-            parameters = read_slots(captured.parameters, captured.step.parameters)
-            operands = evaluate_operands(graph, parameters)
-            steps, first = tape.folded(moved, record, parameters, jax.tree.leaves(chunk)[0].shape[0])
-            cotangents, rolled = algorithm.fold(graph, None if alone else traces.value, steps, operands)
-            if first is not None and not alone:
-                entered = algorithm.solve(graph, traces.value, first, operands)
-                cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
-            traces.value = traces.value if rolled is None else rolled
-            pulled = iter(pull_operands(graph, parameters, cotangents))
-            folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
-            return [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)], (losses, aux)
-
-        self._tape = tape
+        self._tape = tape_of(program)
         try:
-            return _in_folds(one_fold, zeros_like(states), timed, length, size)
+            limit = self.memory_limit
+            return fold_gradients(program, traces, self._tape, loss_of, timed, states, complete=complete, limit=limit)
         finally:
             self._tape = None
 
@@ -465,15 +357,8 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         if self._plan is None:
             return core(timed, shared)
         assert self.start is not None
-        for gates in jax.tree.leaves(timed.gates):
-            if gates.ndim < 2:
-                raise ValueError(
-                    "on a mesh a loss over the whole batch cannot be told apart by device: let step_fn return one loss "
-                    "per lane, and give a mask of shape (T, B), for example ones."
-                )
-        placed = placed_states(program, traces, self.start)
-        known = {id(one.state) for one in placed}
-        placed += [Placed(s, (None,) * len(jax.tree.leaves(s.value))) for s in extra if id(s) not in known]
+        check_gates(timed.gates)
+        placed = also_placed(placed_states(program, traces, self.start), extra)
 
         def local(timed: Any, shared: Any) -> tuple[list[Any], Any]:
             with self._for_lanes():
@@ -490,11 +375,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         example = resized_inputs(self._program.captured)
         if example is not None:
             if self._local is None:
-                lanes = jax.tree.leaves(example)[0].shape[0]
-                model = self._program.model if self._one_sample is None else self._map_again(lanes)
-                captured = capture_module(model, *example)
-                graph = compile_step(captured.step, control_flow=self.control_flow)
-                self._local = _ready(model, captured, graph, self.algorithm), {}
+                self._local = self._local_step(self._program, example), {}
             self._program, self._resetting = self._local
         try:
             yield
@@ -502,9 +383,14 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self._program, self._resetting = whole
             self._on_device = False
 
-    def _map_again(self, lanes: int) -> brainstate.nn.Module:
-        assert self._one_sample is not None
-        return vmapped(self.model, self._one_sample, lanes)
+    def _local_step(self, program: CompiledStep, example: tuple[Any, ...]) -> CompiledStep:
+        """The step for as many lanes as ``example`` has."""
+        model = program.model
+        if self._one_sample is not None:
+            model = vmapped(self.model, self._one_sample, jax.tree.leaves(example)[0].shape[0])
+        captured = capture_module(model, *example)
+        graph = compile_step(captured.step, control_flow=self.control_flow)
+        return ready_step(model, captured, graph, self.algorithm)
 
     @contextlib.contextmanager
     def _giving(self, flags: jax.Array | None, *, windowed: bool) -> Generator[None, None, None]:
@@ -600,10 +486,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         assert self.start is not None
         if not model:
             return {"traces": traces}
-        states = {tuple(path): state for path, state in self.model.states().items()}
-        states |= by_path(program.captured.others)
-        named = {".".join(["model", *map(str, path)]): state for path, state in states.items()}
-        return {"traces": traces, "start": self.start, **named}
+        return {"traces": traces, "start": self.start, **named_states(self.model, program.captured)}
 
     def init_state(self, *args: Any, **kwargs: Any) -> None:
         """Zero the traces, so that ``brainstate.nn.init_all_states`` of a learner starts a new sequence."""
@@ -650,42 +533,3 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             spread_lanes(self.model, self._one_sample, self.lanes)
         self._program = self._program.follow()
         return self._program, self.traces
-
-
-def _noticed(algorithm: TraceAlgorithm, graph: TraceGraph) -> tuple[Diagnostic, ...]:
-    """What the compiler says about traces per position, for algorithms that keep such traces."""
-    return graph.diagnostics if algorithm.marked_only else ()
-
-
-def _ready(
-    model: brainstate.nn.Module, captured: CapturedModel, graph: TraceGraph, algorithm: TraceAlgorithm
-) -> CompiledStep:
-    run = jax.jit(
-        functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked", "wait")
-    )
-    return CompiledStep(model, captured, graph, algorithm, run)
-
-
-def _in_folds(
-    one_fold: Callable[..., Any], total: list[Any], timed: Any, length: int, size: int
-) -> tuple[list[Any], Any, Any]:
-    """Run ``one_fold`` over chunks of ``size`` steps, the last one shorter if it must be."""
-    whole, rest = divmod(length, size)
-    head = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), timed)
-    if whole > 1:
-        total, out = brainstate.transform.scan(one_fold, total, head)
-        out = jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), out)
-    else:
-        total, out = one_fold(total, jax.tree.map(lambda a: a[0], head))
-    if rest:
-        total, tail = one_fold(total, jax.tree.map(lambda a: a[whole * size :], timed))
-        out = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), out, tail)
-    return total, *out
-
-
-def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:
-    """A gradient with the shape of a state's value, with arrays added to its leaves."""
-    if leaves is None:
-        return total
-    old, tree = jax.tree.flatten(total)
-    return jax.tree.unflatten(tree, [a + b for a, b in zip(old, leaves, strict=True)])

@@ -8,9 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["read_arrays", "write_arrays"]
+from etp_algorithms._calls import by_path
+from etp_algorithms._compiler._capture import CapturedModel
+
+__all__ = ["named_states", "read_arrays", "write_arrays"]
 
 Named = Mapping[str, brainstate.State[Any]]
+
+
+def named_states(model: brainstate.nn.Module, captured: CapturedModel) -> dict[str, brainstate.State[Any]]:
+    """The states of a model, and others that its step uses, by their names."""
+    states = {tuple(path): state for path, state in model.states().items()} | by_path(captured.others)
+    return {".".join(["model", *map(str, path)]): state for path, state in states.items()}
 
 
 def read_arrays(states: Named) -> dict[str, jax.Array]:

@@ -18,7 +18,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from etp_algorithms._calls import CompiledStep
 from etp_algorithms._lanes import lane_axes, moves_by_derivative, reset_slots
 
-__all__ = ["MeshPlan", "Placed", "make_plan", "place", "placed_states", "run_on_mesh"]
+__all__ = [
+    "MeshPlan",
+    "Placed",
+    "also_placed",
+    "check_gates",
+    "make_plan",
+    "place",
+    "placed_states",
+    "run_on_mesh",
+]
 
 State = brainstate.State[Any]
 
@@ -126,6 +135,21 @@ def placed_states(program: CompiledStep, traces: State, start: State) -> list[Pl
             f"kin on a mesh, or a learner of its own on every device."
         )
     return [*placed, Placed(traces, tuple(axes)), Placed(start, (0,) * len(start.value))]
+
+
+def also_placed(placed: Sequence[Placed], extra: Sequence[State]) -> list[Placed]:
+    """``placed``, and those of the ``extra`` states that are not among them, which every device has whole."""
+    known = {id(one.state) for one in placed}
+    return [*placed, *(Placed(s, (None,) * len(jax.tree.leaves(s.value))) for s in extra if id(s) not in known)]
+
+
+def check_gates(gates: Any) -> None:
+    """Raise unless the losses that ``gates`` let through are by lane."""
+    if any(gate.ndim < 2 for gate in jax.tree.leaves(gates)):
+        raise ValueError(
+            "on a mesh a loss over the whole batch cannot be told apart by device: let step_fn return one loss per "
+            "lane, and give a mask of shape (T, B), for example ones."
+        )
 
 
 def place(plan: MeshPlan, placed: Sequence[Placed]) -> None:
