@@ -2,10 +2,10 @@
 
     python benchmarks/narrow_traces.py --out benchmarks/results/2026-11-30-narrow.jsonl
 
-A row per family, algorithm, dtype and length T, a column per path: single calls, windows of 5, and folded over
-the sequence in pieces. A figure is the norm of the difference over the norm of the gradient. What the file holds is not
-measured again. Folded at once, or with traces of the model's own dtype, nothing is stored that is narrower than the
-model; UORO, RTRL and DNI take no ``trace_dtype``.
+A row per family, algorithm, dtype and length T, a column per path: single calls, windows of 5, and folded over the
+sequence in pieces. A figure is the norm of the difference over the norm of the gradient. What the file holds is not
+measured again; the table beside it, Markdown, is written anew. Folded at once, nothing is stored between steps that is
+narrower than the model; UORO, RTRL and DNI take no ``trace_dtype``.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def main():
                         records.append(record)
                         out.write(json.dumps(record) + "\n")
                         out.flush()
-    print(table(records))
+    path.with_suffix(".md").write_text(f"{table(records)}\n")
 
 
 if __name__ == "__main__":
