@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etp_algorithms import D_RTRL, oracle, pp_prop
-from etp_algorithms._fold import steps_per_fold
+from etp_algorithms._folding import steps_per_fold
 
 from . import models
 

@@ -3,7 +3,7 @@
 A driver runs the learner step by step, and while a tape is in place every call is recorded and the traces wait.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._calls import CompiledStep, read_slots, read_states, window_length, write_slots
+from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm
-from etp_algorithms._fold import Recording, Tape, pull_operands, record_step, steps_per_fold
 from etp_algorithms._modulator import zero_modulator
 from etp_algorithms._report import bytes_of
 from etp_algorithms._sequence import zeros_like
-from etp_algorithms._step import evaluate_operands
+from etp_algorithms._step import Arrays, evaluate_operands
+from etp_algorithms._tape import Recording, Tape, record_step
 from etp_algorithms._trees import add_trees
 
-__all__ = ["fold_gradients", "run_on_tape", "tape_of"]
+__all__ = ["fold_gradients", "run_on_tape", "steps_per_fold", "tape_of"]
+
+_LEAST_BUDGET = 8 * 2**20
 
 
 def tape_of(program: CompiledStep) -> Tape:
@@ -117,11 +120,36 @@ def fold_gradients(
             entered = algorithm.solve(graph, traces.value, first, operands)
             cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
         traces.value = traces.value if rolled is None else rolled
-        pulled = iter(pull_operands(graph, parameters, cotangents))
+        pulled = iter(_pull_operands(graph, parameters, cotangents))
         folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
         return [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)], (losses, aux)
 
     return _in_folds(one_fold, zeros_like(states), timed, length, size)
+
+
+def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_limit: int | None) -> int:
+    """How many steps are recorded before they are folded.
+
+    Args:
+        length: the steps of the sequence.
+        bytes_per_step: the memory of one recorded step.
+        trace_bytes: the memory of the traces.
+        memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least.
+    """
+    budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
+    most = max(1, min(length, budget // max(bytes_per_step, 1)))
+    divisor = next(size for size in range(most, 0, -1) if length % size == 0)
+    if 2 * divisor >= most:  # all folds are alike, and one program serves them
+        return divisor
+    folds = -(-length // most)
+    return -(-length // folds)
+
+
+def _pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[Any]) -> Arrays:
+    """The gradients of the parameter arrays that gradients of the operands entail."""
+    operands, pull = jax.vjp(lambda p: evaluate_operands(graph, p), parameters)
+    matched = jax.tree.map(lambda c, w: c.astype(w.dtype), tuple(cotangents), operands)
+    return pull(matched)[0]
 
 
 def _in_folds(

@@ -26,7 +26,6 @@ from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm
-from etp_algorithms._fold import Tape
 from etp_algorithms._folding import fold_gradients, run_on_tape, tape_of
 from etp_algorithms._inputs import split_arguments
 from etp_algorithms._lanes import reset_slots
@@ -37,6 +36,7 @@ from etp_algorithms._resets import read_flags, resetting_step
 from etp_algorithms._saving import named_states, read_arrays, write_arrays
 from etp_algorithms._sequence import SequenceDrivers
 from etp_algorithms._sharding import MeshPlan, also_placed, check_gates, make_plan, place, placed_states, run_on_mesh
+from etp_algorithms._tape import Tape
 from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
 from etp_algorithms._waiting import WaitingTraces, can_wait
 from etp_core.arguments import Advice, advised, no_attribute

@@ -31,9 +31,7 @@ from etp_algorithms._step import (
     results_of,
 )
 
-__all__ = ["Offsets", "Recording", "Tape", "is_driven", "pull_operands", "record_step", "steps_per_fold"]
-
-_LEAST_BUDGET = 8 * 2**20
+__all__ = ["Offsets", "Recording", "Tape", "is_driven", "record_step"]
 
 
 class Offsets(NamedTuple):
@@ -204,28 +202,3 @@ def is_driven(graph: TraceGraph, algorithm: TraceAlgorithm, operator: HiddenPara
 def _moved(graph: TraceGraph, hidden: Arrays, offsets: Arrays) -> Arrays:
     rest = iter(offsets)
     return [a + next(rest) if leaf.differentiable else a for a, leaf in zip(hidden, graph.step.hidden, strict=True)]
-
-
-def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_limit: int | None) -> int:
-    """How many steps are recorded before they are folded.
-
-    Args:
-        length: the steps of the sequence.
-        bytes_per_step: the memory of one recorded step.
-        trace_bytes: the memory of the traces.
-        memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least.
-    """
-    budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
-    most = max(1, min(length, budget // max(bytes_per_step, 1)))
-    divisor = next(size for size in range(most, 0, -1) if length % size == 0)
-    if 2 * divisor >= most:  # all folds are alike, and one program serves them
-        return divisor
-    folds = -(-length // most)
-    return -(-length // folds)
-
-
-def pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[Any]) -> Arrays:
-    """The gradients of the parameter arrays that gradients of the operands entail."""
-    operands, pull = jax.vjp(lambda p: evaluate_operands(graph, p), parameters)
-    matched = jax.tree.map(lambda c, w: c.astype(w.dtype), tuple(cotangents), operands)
-    return pull(matched)[0]
