@@ -184,7 +184,9 @@ def test_two_filters_cost_their_width_and_one_product():
 
 def test_a_filter_over_the_traces_doubles_the_states_and_meets_the_signal_alone():
     plain, filtered = (
-        report_of(EXACT["leaky"], algorithm=lambda m, k=k: ea.EProp(m, kappa_filter_decay=k)).relations[0]
+        report_of(
+            EXACT["leaky"], algorithm=lambda m, k=k: ea.EProp(m, kappa_filter_decay=k, kernels="reference")
+        ).relations[0]
         for k in (0.0, 0.5)
     )
     assert plain.operations_per_step == 2 * ONE * (1 + 1 + 1)
