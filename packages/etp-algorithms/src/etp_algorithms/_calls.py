@@ -21,6 +21,7 @@ __all__ = [
     "read_slots",
     "read_states",
     "resized_inputs",
+    "states_of_calls",
     "window_length",
     "write_slots",
 ]
@@ -140,3 +141,16 @@ def resized_inputs(captured: CapturedModel) -> tuple[Any, ...] | None:
         for a in captured.argument_avals
     ]
     return jax.tree.unflatten(captured.argument_tree, avals)
+
+
+def states_of_calls(
+    model: Any, program: CompiledStep | None, traces: brainstate.State[Any] | None
+) -> list[brainstate.State[Any]]:
+    """The states that a call of a learner may change, each once."""
+    is_module = isinstance(model, brainstate.nn.Module)  # compile_graph refuses anything else
+    changing = list(model.states().values()) if is_module else []
+    if program is not None:
+        changing += [slot.state for slot in program.captured.others]
+    if traces is not None:
+        changing.append(traces)
+    return list({id(state): state for state in changing}.values())

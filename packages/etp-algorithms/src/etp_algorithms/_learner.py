@@ -18,6 +18,7 @@ from etp_algorithms._calls import (
     read_slots,
     read_states,
     resized_inputs,
+    states_of_calls,
     window_length,
     write_slots,
 )
@@ -37,7 +38,7 @@ from etp_algorithms._saving import named_states, read_arrays, write_arrays
 from etp_algorithms._sequence import SequenceDrivers
 from etp_algorithms._sharding import MeshPlan, also_placed, check_gates, make_plan, place, placed_states, run_on_mesh
 from etp_algorithms._tape import Tape
-from etp_algorithms._vmapped import spread_lanes, take_lane, vmapped
+from etp_algorithms._vmapped import spread_lanes, take_sample, vmapped
 from etp_algorithms._waiting import WaitingTraces, can_wait
 from etp_core.arguments import Advice, advised, no_attribute
 
@@ -145,7 +146,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         """
         example = first_step(args)
         with self._unchanged_on_failure():
-            model = self.model if self.lanes is None else self._map_lanes(self.lanes, example)
+            model = self.model
+            if self.lanes is not None:
+                self._one_sample = take_sample(self.model, self._one_sample, self.lanes, example)
+                model = vmapped(self.model, self._one_sample, self.lanes)
             captured = capture_module(model, *example)
             strict = self.strict and self.algorithm.marked_only
             graph = compile_step(captured.step, strict=strict, control_flow=self.control_flow)
@@ -159,21 +163,6 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             self.traces, self.start = EligibilityTrace(traces), StartValues(start)
         else:
             self.traces.value, self.start.value = traces, start
-
-    def _map_lanes(self, lanes: int, example: tuple[Any, ...]) -> brainstate.nn.Module:
-        """The model, written for one sample, with a step for a batch of them."""
-        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(example)}
-        if sizes != {(lanes,)}:
-            raise ValueError(
-                f"a learner that maps its step over {lanes} samples takes inputs whose first axis has that size; the "
-                f"example inputs have {sorted(sizes)}."
-            )
-        if self._one_sample is not None:
-            take_lane(self.model, self._one_sample)
-        one = jax.eval_shape(lambda args: jax.tree.map(lambda a: a[0], args), example)
-        self._one_sample = capture_module(self.model, *one)
-        spread_lanes(self.model, self._one_sample, lanes)
-        return vmapped(self.model, self._one_sample, lanes)
 
     @property
     def is_compiled(self) -> bool:
@@ -437,23 +426,14 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     @contextlib.contextmanager
     def _unchanged_on_failure(self) -> Generator[None, None, None]:
         """A block that either succeeds or leaves every state as it was."""
-        before = self._values()
+        changing = states_of_calls(self.model, self._program, self.traces)
+        before = [(state, state.value) for state in changing]
         try:
             yield
         except BaseException:
             for state, value in before:
                 state.value = value
             raise
-
-    def _values(self) -> list[tuple[brainstate.State[Any], Any]]:
-        """The states that a call may change, with their values."""
-        is_module = isinstance(self.model, brainstate.nn.Module)  # compile_graph refuses anything else
-        changing = list(self.model.states().values()) if is_module else []
-        if self._program is not None:
-            changing += [slot.state for slot in self._program.captured.others]
-        if self.traces is not None:
-            changing.append(self.traces)
-        return [(state, state.value) for state in {id(state): state for state in changing}.values()]
 
     def state_dict(self, *, model: bool = True) -> dict[str, jax.Array]:
         """Everything that the next step depends on, as a flat dictionary of arrays.

@@ -7,12 +7,37 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._compiler._capture import CapturedModel, StateSlot
+from etp_algorithms._compiler._capture import CapturedModel, StateSlot, capture_module
 from etp_algorithms._compiler._diagnostics import CompilationError
 from etp_algorithms._lanes import reset_slots
 from etp_algorithms._stepped import SteppedModel, stepped
 
-__all__ = ["spread_lanes", "take_lane", "vmapped"]
+__all__ = ["spread_lanes", "take_sample", "vmapped"]
+
+
+def take_sample(
+    model: brainstate.nn.Module, known: CapturedModel | None, lanes: int, example: tuple[Any, ...]
+) -> CapturedModel:
+    """The step of one sample, out of example inputs of a batch; the states of ``model`` are those of the batch then.
+
+    Args:
+        model: written for one sample.
+        known: its step as it was captured before, if its states have lanes already.
+        lanes: the size of the batch.
+        example: inputs of one step.
+    """
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(example)}
+    if sizes != {(lanes,)}:
+        raise ValueError(
+            f"a learner that maps its step over {lanes} samples takes inputs whose first axis has that size; the "
+            f"example inputs have {sorted(sizes)}."
+        )
+    if known is not None:
+        _take_lane(model, known)
+    one = jax.eval_shape(lambda args: jax.tree.map(lambda a: a[0], args), example)
+    captured = capture_module(model, *one)
+    spread_lanes(model, captured, lanes)
+    return captured
 
 
 def vmapped(model: brainstate.nn.Module, captured: CapturedModel, lanes: int) -> SteppedModel:
@@ -65,7 +90,7 @@ def spread_lanes(model: brainstate.nn.Module, captured: CapturedModel, lanes: in
             state.value = jax.tree.map(lambda a: jnp.broadcast_to(a, (lanes, *jnp.shape(a))), state.value)
 
 
-def take_lane(model: brainstate.nn.Module, captured: CapturedModel) -> None:
+def _take_lane(model: brainstate.nn.Module, captured: CapturedModel) -> None:
     """Undo :func:`spread_lanes`: keep the first lane of each state."""
     for state, shapes in _sizes(model, captured):
         if [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(state.value)] == shapes:
