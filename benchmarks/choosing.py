@@ -57,7 +57,7 @@ backpropagation."""
 
 WINDOWED = ("truncated", "dni", "d_rtrl, windows")
 SMOKE = {
-    "digits": ("bptt", "truncated", "dni", "d_rtrl", "three_factor"),
+    "digits": ("bptt", "dni", "d_rtrl", "three_factor"),
     "delayed match": ("bptt", "d_rtrl"),
     "vowels": ("bptt", "pp_prop"),
 }

@@ -22,6 +22,7 @@ suppress_warnings = ["toc.empty_glob"]  # a section may have no page yet
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+nb_render_markdown_format = "myst"  # tables that cells make are tables
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300

@@ -102,6 +102,11 @@ def test_every_link_within_the_site_leads_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_no_page_shows_a_table_as_the_text_it_was_written_in(page):
+    assert "|—|" not in (SITE / page).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_no_page_loads_anything_from_another_host(page):
     page_source = read(page)
     loaded = [link for link in page_source.links if "://" in link and link.endswith((".js", ".css", ".woff2", ".png"))]
