@@ -1,5 +1,6 @@
 """Compiling takes time in proportion to the model."""
 
+import re
 import time
 
 import brainstate
@@ -76,6 +77,40 @@ def test_the_equations_of_a_gradient_grow_with_the_layers():
 
     two, four, eight = map(equations, (2, 4, 8))
     assert abs((eight - four) - 2 * (four - two)) <= 0.02 * eight
+
+
+def distinct_kernels(compiled_program):
+    """The kernels that XLA's CPU back-end compiles: equal fusions once, anything else every time."""
+    bodies, kernels = {}, set()
+    for computation in re.split(r"\n(?=\S)", compiled_program.as_text()):
+        head, _, body = computation.partition("{")
+        renamed = re.sub(r"%?[\w\-]+\.[\w.\-]+|%[\w.\-]+|metadata=\{[^}]*\}", "_", body)
+        bodies[head.split(" ")[0].lstrip("%")] = renamed
+        if head.startswith("ENTRY"):
+            entry = body
+    for line in entry.splitlines():
+        called = re.search(r"calls=%?([\w.\-]+)", line)
+        if called:
+            kernels.add(bodies[called[1]])
+        elif re.search(r" (concatenate|copy|dot|reduce|transpose|while|call)\(", line):
+            kernels.add(line)
+    return len(kernels)
+
+
+def test_a_deep_gradient_compiles_little_more_than_backpropagation():
+    """Counted in kernels; a layer more adds a concatenation or two, since all its loops are those of other layers."""
+    layers, model = 6, deep(6)
+
+    def kernels(call, states):
+        gradient = brainstate.transform.grad(lambda x: jnp.sum(call(x) ** 2), grad_states=states)
+        stateful = brainstate.transform.StatefulFunction(gradient, return_only_write=False)
+        stateful.make_jaxpr(inputs()[0])
+        closed = stateful.get_jaxpr(inputs()[0])
+        return distinct_kernels(jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*closed.in_avals).compile())
+
+    plain, learner = initialised(model, 2), compiled(model, inputs()[0], 2)
+    ordinary = kernels(plain.update, plain.states(brainstate.ParamState))
+    assert kernels(learner, learner.param_states) <= 1.5 * ordinary + layers
 
 
 def test_the_program_of_a_window_does_not_grow_with_its_length():

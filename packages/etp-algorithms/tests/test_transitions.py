@@ -30,9 +30,9 @@ MODELS = [
 models = pytest.mark.parametrize("name", MODELS)
 
 
-def at_a_point(name):
+def at_a_point(factory):
     """The graph, the values of one step at random states, and the step as a function of states and drives."""
-    graph = compiled(EXACT[name], inputs(batch=2)[0], 2).graph
+    graph = compiled(factory, inputs(batch=2)[0], 2).graph
     step = graph.step
     env = {leaf.input: array(n, *leaf.input.aval.shape, scale=1.0) for n, leaf in enumerate(step.hidden)}
     env |= {leaf.input: array(10 + n, *leaf.input.aval.shape) for n, leaf in enumerate(step.parameters)}
@@ -59,7 +59,7 @@ def column_of(group, state, values):
 
 @models
 def test_the_transition_is_the_diagonal_of_the_dense_jacobian(name):
-    graph, env, new_states, point = at_a_point(name)
+    graph, env, new_states, point = at_a_point(EXACT[name])
     dense = jax.jacrev(new_states, argnums=0)(*point)
     for transition in graph.transitions:
         group, found = transition.group, evaluate_transition(transition, env).transition
@@ -76,7 +76,12 @@ def test_the_transition_is_the_diagonal_of_the_dense_jacobian(name):
 
 @models
 def test_the_drive_jacobian_is_the_dense_one_at_the_layout(name):
-    graph, env, new_states, point = at_a_point(name)
+    check_drive_jacobian(EXACT[name])
+
+
+def check_drive_jacobian(factory):
+    """Compare every ``Df`` of a model with the dense Jacobian of its step."""
+    graph, env, new_states, point = at_a_point(factory)
     dense = jax.jacrev(new_states, argnums=1)(*point)
     for transition in graph.transitions:
         group, found = transition.group, evaluate_transition(transition, env).inputs
@@ -107,7 +112,7 @@ def select(block, row, column, new, old):
 
 @models
 def test_states_that_do_not_couple_have_no_jacobian(name):
-    graph, env, _, _ = at_a_point(name)
+    graph, env, _, _ = at_a_point(EXACT[name])
     for transition in graph.transitions:
         found = evaluate_transition(transition, env).transition
         for a, row in enumerate(transition.group.coupling):
@@ -116,7 +121,7 @@ def test_states_that_do_not_couple_have_no_jacobian(name):
 
 def test_a_same_step_dependence_is_counted_once_and_fully():
     """v reads the new i: dv'/di = 0.8 (1 − σ(d)), through i' alone."""
-    graph, env, _, _ = at_a_point("two_states_same_step")
+    graph, env, _, _ = at_a_point(EXACT["two_states_same_step"])
     (transition,) = graph.transitions
     names = [leaf.name for leaf in transition.group.leaves]
     factor = evaluate_transition(transition, env).transition[names.index("v")][names.index("i")]

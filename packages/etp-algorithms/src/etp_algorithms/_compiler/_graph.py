@@ -18,6 +18,7 @@ from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._positions import PositionAnalysis
 from etp_algorithms._compiler._program import StepProgram
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, find_relations
+from etp_algorithms._compiler._splits import slice_splits
 from etp_algorithms._compiler._straighten import straighten
 from etp_algorithms._compiler._transitions import Transition, build_transitions
 from etp_algorithms._compiler._trust import ParameterTrust, judge_parameters
@@ -98,7 +99,7 @@ def compile_step(
         CompilationError: a marked operator stands where no trace can follow it or drives a complex state, or
             ``strict`` is set and some path had to be cut.
     """
-    step = name_irreversible_loops(straighten(step, control_flow or ControlFlowPolicy()))
+    step = slice_splits(name_irreversible_loops(straighten(step, control_flow or ControlFlowPolicy())))
     analysis = PositionAnalysis(step.equations)
     groups, spaces, cut = find_hidden_groups(step, analysis)
     operators, untraced, noticed = find_relations(step, analysis, groups, spaces)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from etp_algorithms._compiler._groups import HiddenGroup, PositionSpace, bears_weight
 from etp_algorithms._compiler._positions import Cuts, PositionAnalysis
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
+from etp_algorithms._compiler._tiles import Tiling, find_tiling
 from etp_core.jaxpr import Atom, Equation, Variable, dependents, evaluate, is_differentiable, value_of
 
 __all__ = ["GroupJacobian", "Transition", "build_transitions", "evaluate_transition"]
@@ -58,7 +59,7 @@ class Transition:
     Attributes:
         group: the hidden group.
         links: the relations that reach it, by relation number.
-        drives: the outputs of those relations, by relation number.
+        drives: the outputs of those relations, by relation number, in their parts.
         cuts: the operands through which no derivative passes.
         rows: one per hidden state.
         order: the numbers of the rows, siblings before those who read them.
@@ -66,7 +67,7 @@ class Transition:
 
     group: HiddenGroup
     links: Mapping[int, GroupLink]
-    drives: Mapping[int, Variable]
+    drives: Mapping[int, Tiling]
     cuts: Cuts
     rows: tuple[_Row, ...]
     order: tuple[int, ...]
@@ -76,7 +77,8 @@ class Transition:
         """The values of a step that :func:`evaluate_transition` reads."""
         constants = {v for row in self.rows for v in row.constants}
         constants |= {v for row in self.rows for n in row.siblings if isinstance(v := self.rows[n].output, Variable)}
-        return constants | {leaf.input for leaf in self.group.leaves} | set(self.drives.values())
+        parts = {v for tiling in self.drives.values() for v in tiling.parts}
+        return constants | parts | {leaf.input for leaf in self.group.leaves}
 
 
 def build_transitions(
@@ -128,7 +130,13 @@ def _build_transition(
         )
     place = {v: n for n, e in enumerate(analysis.equations) for v in e.outputs} if len(rows) > 1 else {}
     order = sorted(range(len(rows)), key=lambda n: place.get(rows[n].output, -1))
-    return Transition(group, links, drives, space.cuts, tuple(rows), tuple(order))
+    equations = dict.fromkeys(e for row in rows for e in row.equations)
+    left_alone = [*space.cuts, *(row.output for row in rows)]
+    tilings = {
+        n: find_tiling(v, equations, left_alone) if links[n].layout.lanes == 1 else Tiling((v,))
+        for n, v in drives.items()
+    }
+    return Transition(group, links, tilings, space.cuts, tuple(rows), tuple(order))
 
 
 def _new_states(group: HiddenGroup, links: Mapping[int, GroupLink]) -> dict[Variable, int]:
@@ -154,25 +162,31 @@ def evaluate_transition(transition: Transition, env: Mapping[Variable, Any]) -> 
     group = transition.group
     factors: list[list[jax.Array | None]] = [[None] * group.num_state for _ in range(group.num_state)]
     inputs: dict[int, list[jax.Array | None]] = {n: [None] * group.num_state for n in transition.links}
+    slopes: list[tuple[int, int, jax.Array]] = []
+    driven: dict[int, dict[int, list[jax.Array]]] = {n: {} for n in transition.links}
     for i in transition.order:
         row = transition.rows[i]
         if not (row.hidden or row.drives or row.siblings):
             continue
         pull = _linearise(transition, row, env)
         for a in (a for a, (leaf, _) in enumerate(group.states) if leaf == i):
-            hidden, siblings, driven = pull(_unit(row.output, group.states[a][1]))
+            hidden, siblings, drives = pull(_unit(row.output, group.states[a][1]))
             for b, (j, column) in enumerate(group.states):
                 if j in row.hidden:
                     whole = hidden[row.hidden.index(j)]
                     factors[a][b] = whole if column is None else whole[..., column]
-            for n, cotangent in zip(row.drives, driven, strict=True):
+            for n, cotangents in zip(row.drives, drives, strict=True):
                 if transition.links[n].layout.lanes == 1:
-                    inputs[n][a] = cotangent
-            for s, slope in zip(row.siblings, siblings, strict=True):  # with siblings, states and arrays are one to one
-                _add_through(transition, a, s, slope, factors, inputs)
+                    driven[n][a] = cotangents
+            slopes += [(a, s, slope) for s, slope in zip(row.siblings, siblings, strict=True)]
         for n in row.drives:
             if transition.links[n].layout.lanes > 1:
                 _fill_broadcast(transition, row, i, n, pull, inputs[n])
+    for n, columns in driven.items():
+        for a, joined in zip(columns, transition.drives[n].join(list(columns.values())), strict=True):
+            inputs[n][a] = joined
+    for a, s, slope in slopes:  # with siblings, states and arrays are one to one
+        _add_through(transition, a, s, slope, factors, inputs)
     return GroupJacobian(tuple(map(tuple, factors)), {n: tuple(df) for n, df in inputs.items()})
 
 
@@ -204,17 +218,16 @@ def _linearise(transition: Transition, row: _Row, env: Mapping[Variable, Any]) -
     sources = (
         [transition.group.leaves[j].input for j in row.hidden],
         [v for s in row.siblings if isinstance(v := transition.rows[s].output, Variable)],
-        [transition.drives[n] for n in row.drives],
+        [list(transition.drives[n].parts) for n in row.drives],
     )
+    variables, structure = jax.tree.flatten(sources)
     constants = {v: env[v] for v in row.constants}
 
-    def new_state(*values: list[jax.Array]) -> jax.Array:
-        given = dict(constants)
-        for variables, arrays in zip(sources, values, strict=True):
-            given.update(zip(variables, arrays, strict=True))
+    def new_state(*values: Any) -> jax.Array:
+        given = {**constants, **dict(zip(variables, jax.tree.leaves(values), strict=True))}
         return value_of(row.output, evaluate(row.equations, given, cuts=transition.cuts))
 
-    return jax.vjp(new_state, *([env[v] for v in variables] for variables in sources))[1]
+    return jax.vjp(new_state, *jax.tree.unflatten(structure, [env[v] for v in variables]))[1]
 
 
 def _unit(output: Atom, column: int | None) -> jax.Array:
@@ -233,9 +246,9 @@ def _fill_broadcast(
     df: list[jax.Array | None],
 ) -> None:
     """``Df`` of a broadcast ``y``: every position has one driving element, so one forward pass separates them."""
-    y, place = transition.drives[n], row.drives.index(n)
+    ((y,), place) = transition.drives[n].parts, row.drives.index(n)
     cotangent = jax.ShapeDtypeStruct(row.output.aval.shape, row.output.aval.dtype)
-    push = jax.linear_transpose(lambda ct: pull(ct)[2][place], cotangent)
+    push = jax.linear_transpose(lambda ct: pull(ct)[2][place][0], cotangent)
     (tangent,) = push(jnp.ones(y.aval.shape, y.aval.dtype))
     for a, (leaf, column) in enumerate(transition.group.states):
         if leaf == i:
