@@ -69,6 +69,16 @@ def test_the_jacobian_is_the_dense_one_however_the_drive_is_read(name):
     check_drive_jacobian(MODELS[name][0])
 
 
+def test_a_part_may_be_a_new_state_that_another_reads():
+    @cell({"c": (N,), "h": (N,)}, lambda: {"W": array(0, IN, 2 * N)})
+    def model(self, x):
+        self.c.value, drive = jnp.split(matmul(x, self.W.value), 2, axis=-1)
+        self.h.value = 0.3 * self.h.value + jnp.tanh(self.c.value) * drive
+        return self.h.value
+
+    check_drive_jacobian(model)
+
+
 def test_a_step_has_slices_where_the_model_splits():
     equations = compiled(MODELS["split"][0], inputs()[0], 2).graph.step.equations
     names = [equation.primitive.name for equation in equations]
