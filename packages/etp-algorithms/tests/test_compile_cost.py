@@ -16,11 +16,11 @@ from .helpers import compiled, initialised
 from .models import IN, N, array, cell, inputs
 
 
-def deep(layers):
+def deep(layers, width=N):
     """LSTM layers without recurrent weight: about 15 equations a layer."""
-    hidden = {f"{name}{n}": (N,) for n in range(layers) for name in "ch"}
+    hidden = {f"{name}{n}": (width,) for n in range(layers) for name in "ch"}
 
-    @cell(hidden, lambda: {f"W{n}": array(n, IN if not n else N, 4 * N) for n in range(layers)})
+    @cell(hidden, lambda: {f"W{n}": array(n, width if n else IN, 4 * width) for n in range(layers)})
     def model(self, x):
         for n in range(layers):
             c, h = getattr(self, f"c{n}"), getattr(self, f"h{n}")
@@ -98,8 +98,8 @@ def distinct_kernels(compiled_program):
 
 
 def test_a_deep_gradient_compiles_little_more_than_backpropagation():
-    """Counted in kernels; a layer more adds a concatenation or two, since all its loops are those of other layers."""
-    layers, model = 6, deep(6)
+    """Counted in kernels; wide enough that XLA leaves a concatenation of four gates a kernel of its own."""
+    model = deep(6, width=32)
 
     def kernels(call, states):
         gradient = brainstate.transform.grad(lambda x: jnp.sum(call(x) ** 2), grad_states=states)
@@ -110,7 +110,7 @@ def test_a_deep_gradient_compiles_little_more_than_backpropagation():
 
     plain, learner = initialised(model, 2), compiled(model, inputs()[0], 2)
     ordinary = kernels(plain.update, plain.states(brainstate.ParamState))
-    assert kernels(learner, learner.param_states) <= 1.5 * ordinary + layers
+    assert kernels(learner, learner.param_states) <= 1.5 * ordinary
 
 
 def test_the_program_of_a_window_does_not_grow_with_its_length():
