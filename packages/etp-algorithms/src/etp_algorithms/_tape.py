@@ -1,9 +1,9 @@
 """A known sequence of single steps, recorded first and folded after.
 
-Step-by-step gradients over a sequence do not need the trace at every step. Each step is recorded: the data
-``x`` of every operator, the Jacobians, the cotangent ``s`` of the entry state and the cotangent ``ȳ`` of every
-operator's output. :meth:`TraceAlgorithm.fold` then makes the sum of all gradients, and the final traces, from
-whole-sequence products. This file is the recording.
+Step-by-step gradients over a sequence do not need the trace at every step. Each step is recorded: what the data
+``x`` of every operator and the Jacobians can be made from, the cotangent ``s`` of the entry state and the cotangent
+``ȳ`` of every operator's output. :meth:`FoldingAlgorithm.fold` then makes the sum of all gradients, and the final
+traces, from whole-sequence products. This file is the recording.
 """
 
 from collections.abc import Callable, Sequence
