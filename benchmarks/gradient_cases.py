@@ -56,11 +56,10 @@ def prepare(library, case, size, limit_s):
     found = {"compile_s": built.compile_s, "temporary_mb": built.temporary_mb, "peak_mb": built.peak_mb}
     if built.steps > TRIAL and library.__name__ != "etp":
         short = build(library, case, **{**size, "steps": TRIAL})
-        seconds_per_step(short, 1)
         expected = seconds_per_step(short, 1) * built.steps
         if expected > limit_s:
             found["scaled"] = f"one sequence would take {expected:.1f} s, so {TRIAL} steps were timed"
-            built = short
+            return short, 1, {**found, "steps_timed": TRIAL}
     seconds_per_step(built, 1)
     once = seconds_per_step(built, 1) * built.steps
     most, least = (200, 3) if built.steps == 1 else (50, 1)
