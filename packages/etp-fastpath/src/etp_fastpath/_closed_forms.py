@@ -20,6 +20,7 @@ from etp_core import FastPathRules
 
 __all__ = ["DENSE", "ELEMENT_WISE"]
 
+_FEW = 4  # blocks that are written out one by one: XLA compiles equal blocks once, but every loop
 _MOST = 8  # samples that one fused loop adds up: with more, XLA's CPU back-end reads at half the speed
 
 Trace = dict[str, jax.Array]
@@ -94,6 +95,8 @@ def _solve(
         block = next(size for size in range(_MOST, 0, -1) if batch % size == 0)
         if batch == block:
             return unrolled(pairs)
+        if batch <= _FEW * block:
+            return written_out(pairs, block)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(whole, pairs))
 
         def add_block(total: Trace, start: jax.Array) -> tuple[Trace, None]:
@@ -102,6 +105,13 @@ def _solve(
             return add(total, unrolled(taken)), None
 
         return jax.lax.scan(add_block, zero, jnp.arange(0, batch, block))[0]
+
+    def written_out(pairs: Any, block: int) -> Trace:
+        # barriers keep the blocks apart, from one another and from the update of the trace
+        apart = jax.lax.optimization_barrier
+        pairs = apart(pairs)
+        blocks = [jax.tree.map(operator.itemgetter(slice(n, n + block)), pairs) for n in range(0, _batch(pairs), block)]
+        return functools.reduce(lambda total, b: apart(add(total, unrolled(b))), blocks[1:], apart(unrolled(blocks[0])))
 
     add = functools.partial(jax.tree.map, jnp.add)
     # XLA's CPU back-end reduces a leading axis far below the speed at which it streams
