@@ -114,11 +114,13 @@ class Residuals:
         step, program = self.graph.step, self.program
         known: dict[Variable, Any] = dict(zip((leaf.input for leaf in step.parameters), parameters, strict=True))
         evaluate(needed(step.equations, [v for _, v in self.fixed]), known)
-        constants = {inner: known[v] for inner, v in self.fixed}
         equations = needed(program.equations, program.outputs, self.kept)
+        moving = dependents(equations, self.kept)
+        made = set(moving)
+        constants = evaluate([e for e in equations if e not in made], {inner: known[v] for inner, v in self.fixed})
 
         def read(saved: Sequence[jax.Array]) -> Any:
-            env = evaluate(equations, {**constants, **dict(zip(self.kept, saved, strict=True))})
+            env = evaluate(moving, {**constants, **dict(zip(self.kept, saved, strict=True))})
             return jax.tree.unflatten(self.structure, [value_of(atom, env) for atom in program.outputs])
 
         return read
