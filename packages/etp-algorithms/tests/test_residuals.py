@@ -31,7 +31,7 @@ def test_a_recorded_step_reads_as_the_step_itself(factory):
     wanted = program.algorithm.read(point)
     assert jax.tree.structure(steps.last()) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, steps.last(), wanted)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, jnp.stack([b, b])), steps.all(), wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, jnp.stack([b, b])), steps.stacked, wanted)
 
 
 def test_the_values_that_a_jacobian_is_a_product_of_are_recorded_in_its_place():

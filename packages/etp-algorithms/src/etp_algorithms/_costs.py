@@ -21,10 +21,10 @@ import jax
 import numpy as np
 
 from etp_algorithms._algorithms._recursion import TemporalRecursion
+from etp_algorithms._algorithms._rule_calls import closed_form, input_key
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
 from etp_algorithms._engine import TraceAlgorithm
-from etp_core import get_fast_path_rules
 
 __all__ = ["RelationCost", "bytes_of", "relation_cost"]
 
@@ -103,7 +103,7 @@ def _per_weight(algorithm: _PerWeight, graph: TraceGraph, traces: Any, relation:
 
 
 def _factorised(graph: TraceGraph, traces: Any, relation: HiddenParamOpRelation) -> RelationCost:
-    seen = next((traces["input"][key] for key in _input_keys(graph, relation) if key in traces["input"]), None)
+    seen = traces["input"].get(input_key(graph, relation))
     stored, operations = bytes_of(seen), _elements(relation) + (0 if seen is None else seen.size)
     for link in relation.links:
         kept, coupling = traces["output"][link_key(relation, link)], graph.hidden_groups[link.group].coupling
@@ -118,10 +118,8 @@ def _factorised(graph: TraceGraph, traces: Any, relation: HiddenParamOpRelation)
 
 def _served(relation: HiddenParamOpRelation, link: GroupLink) -> str:
     """The package whose closed form serves a relation, if one does."""
-    kernel = get_fast_path_rules(relation.primitive)
-    if kernel is None or link.layout.lanes > 1 or not kernel.applicable(relation.static):
-        return RULES
-    return kernel.recurrent.__module__.partition(".")[0]
+    kernel = closed_form(relation) if link.layout.lanes == 1 else None
+    return RULES if kernel is None else kernel.recurrent.__module__.partition(".")[0]
 
 
 def _forms(kept: Sequence[dict[str, Any] | None]) -> str:
@@ -158,12 +156,6 @@ def _size(atom: Any) -> int:
 
 def _keys(relation: HiddenParamOpRelation) -> Iterator[str]:
     return (link_key(relation, link) for link in relation.links)
-
-
-def _input_keys(graph: TraceGraph, relation: HiddenParamOpRelation) -> Iterator[str]:
-    """The names that its input filter may have: that of the first relation which reads the same value."""
-    readers = (other for other in graph.hidden_param_op_relations if other.x is relation.x)
-    return (f"{other.index}:{other.primitive.name}" for other in readers)
 
 
 def _of_parameters(

@@ -44,7 +44,8 @@ class RecordedSteps:
     read: Callable[[Any], Any]
     length: int
 
-    def all(self) -> Any:
+    @functools.cached_property
+    def stacked(self) -> Any:
         """The values of all steps, time leading."""
         return jax.vmap(self.read, axis_size=self.length)(self.saved)
 

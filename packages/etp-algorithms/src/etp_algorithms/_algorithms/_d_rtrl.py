@@ -28,6 +28,7 @@ from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._precision import check_known_decays, limit_note
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._algorithms._rule_calls import (
+    closed_form,
     contract,
     instant,
     propagate,
@@ -49,7 +50,7 @@ from etp_algorithms._report import bytes_of
 from etp_algorithms._residuals import RecordedSteps
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
 from etp_algorithms._trees import add_trees
-from etp_core import FastPathRules, get_fast_path_rules
+from etp_core import FastPathRules
 
 __all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "check_trace_dtype", "relation_keys"]
 
@@ -196,8 +197,7 @@ class ParamDimTraces:
 
     def _kernel(self, relation: HiddenParamOpRelation, link: GroupLink) -> FastPathRules | None:
         """The closed-form kernel of a relation, if there is one and it applies."""
-        kernel = get_fast_path_rules(relation.primitive) if self.use_kernels and link.layout.lanes == 1 else None
-        return kernel if kernel is not None and kernel.applicable(relation.static) else None
+        return closed_form(relation) if self.use_kernels and link.layout.lanes == 1 else None
 
     def _forgets(self, graph: TraceGraph, relation: HiddenParamOpRelation, link: GroupLink) -> bool:
         """Whether the trace is always the last step's ``Df ⊗ x``, so that its two factors are kept in its place."""
@@ -225,7 +225,7 @@ class ParamDimTraces:
         recorded, signals = steps.values, self.recursion.signals(steps.signals)
         at_exit, products = self.signal.place == "exit", traces is not None
         swept = sweep(graph, recorded, signals, steps.drives, at_exit=at_exit, products=products)
-        xs = recorded.all().xs
+        xs = recorded.stacked.xs
         gradients = [
             jax.tree.map(jnp.zeros_like, weights) if met is None else pull_sequence(operator, x, met, weights)
             for operator, x, met, weights in zip(graph.operators, xs, swept.cotangents, operands, strict=True)
@@ -271,7 +271,7 @@ class ParamDimTraces:
     def _roll_swept(
         self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands, swept: Swept
     ) -> Any:
-        rolled, xs, last = {}, steps.all().xs, steps.last()
+        rolled, xs, last = {}, steps.stacked.xs, steps.last()
         for r, relation, link, jacobian in _links(graph, last):
             key = link_key(relation, link)
             if link.group not in swept.whole:  # nothing recurs, so the last step alone is remembered

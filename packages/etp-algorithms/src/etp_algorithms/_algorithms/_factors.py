@@ -10,7 +10,7 @@ from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._compiler._uniform import Uniform, uniform_entries
 from etp_algorithms._step import StepPoint
 
-__all__ = ["gathered", "gathered_sequence", "known_apart", "spread"]
+__all__ = ["gathered", "known_apart", "spread"]
 
 Factor = jax.Array | Uniform
 
@@ -41,11 +41,6 @@ def _replaced(jacobian: GroupJacobian, table: dict[int, Uniform | None]) -> Grou
 def gathered(relation: HiddenParamOpRelation, layout: Layout, factor: Factor) -> jax.Array:
     """A factor per position as an array laid out like ``y``."""
     return spread(relation, layout, factor) if isinstance(factor, Uniform) else layout.gather(factor)
-
-
-def gathered_sequence(layout: Layout, factor: Any) -> Any:
-    """A factor per position at several steps, laid out like ``y``."""
-    return factor if isinstance(factor, Uniform) else jax.vmap(layout.gather)(factor)
 
 
 def spread(relation: HiddenParamOpRelation, layout: Layout, factor: Factor) -> jax.Array:

@@ -19,7 +19,7 @@ from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._filters import decayed_sum, filter_back
 from etp_algorithms._algorithms._precision import check_decay_holds, wide_enough
-from etp_algorithms._algorithms._rule_calls import pull_sequence, pull_step
+from etp_algorithms._algorithms._rule_calls import closed_form, input_key, pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
@@ -30,7 +30,6 @@ from etp_algorithms._report import bytes_of
 from etp_algorithms._residuals import RecordedSteps
 from etp_algorithms._step import Arrays, Operands, Signals, StepPoint, StepValues, evaluate_operands
 from etp_algorithms._trees import add_trees
-from etp_core import get_fast_path_rules
 
 __all__ = ["ES_D_RTRL", "FactorisedTraces", "IODimVjpAlgorithm", "decays_of", "pp_prop"]
 
@@ -123,7 +122,7 @@ class FactorisedTraces:
             shape = self._input_shape(relation)
             if shape is not None:
                 kept = self.trace_dtype or wide_enough(shape.dtype, self.decay_x)
-                inputs[_input_key(graph, relation)] = jnp.zeros(shape.shape, kept)
+                inputs[input_key(graph, relation)] = jnp.zeros(shape.shape, kept)
             for link in relation.links:
                 init = relation.primitive.require_rule("init_pp", self.name)
                 made = jax.eval_shape(lambda init=init, r=relation: init(r.x, r.y, r.trainable_vars, 1))
@@ -157,7 +156,7 @@ class FactorisedTraces:
         """One step of both filters."""
         inputs, outputs = {}, {}
         for r, relation in enumerate(graph.hidden_param_op_relations):
-            key = _input_key(graph, relation)
+            key = input_key(graph, relation)
             if key in traces["input"] and key not in inputs:
                 inputs[key] = self._roll_input(relation, traces["input"][key], values.xs[r], operands[r])
             for link in relation.links:
@@ -221,8 +220,8 @@ class FactorisedTraces:
         """
         relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
         start = self.init(graph) if traces is None else traces
-        kept: Followed = steps.values.all()
-        keys, streamed = [_input_key(graph, relation) for relation in relations], _streamed_keys(graph)
+        kept: Followed = steps.values.stacked
+        keys, streamed = [input_key(graph, relation) for relation in relations], _streamed_keys(graph)
         linear = [r for r, relation in enumerate(relations) if relation.x is not None and keys[r] not in streamed]
         masses = {key: self._masses(mass, steps.values.length) for key, mass in start["mass"].items()}
         met = ({"output": kept.outputs, "mass": masses}, steps.signals)
@@ -283,7 +282,7 @@ class FactorisedTraces:
         self, graph: TraceGraph, relation: HiddenParamOpRelation, traces: Any, signals: Signals
     ) -> tuple[jax.Array | None, jax.Array]:
         """``ε_x`` and ``Σ_a s_a ε_f,a / c``, the latter laid out like ``y``."""
-        x = traces["input"].get(_input_key(graph, relation))
+        x = traces["input"].get(input_key(graph, relation))
         g = self._signal(relation, traces, signals).astype(relation.y.aval.dtype)
         return x if x is None else x.astype(g.dtype), g
 
@@ -362,21 +361,7 @@ def _struct(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
-def _input_key(graph: TraceGraph, relation: HiddenParamOpRelation) -> str:
-    """The name of the input filter; relations that read one value in one way share it."""
-    for other in graph.hidden_param_op_relations:
-        if other.x is relation.x and other.primitive.rule("pp_input") is relation.primitive.rule("pp_input"):
-            return f"{other.index}:{other.primitive.name}"
-    raise AssertionError("a relation is always among its graph's relations")
-
-
 def _streamed_keys(graph: TraceGraph) -> list[str]:
     """The input filters, by name, of operators not known to be linear in their data."""
-    relations = [r for r in graph.hidden_param_op_relations if r.x is not None and not _has_kernel(r)]
-    return list(dict.fromkeys(_input_key(graph, relation) for relation in relations))
-
-
-def _has_kernel(relation: HiddenParamOpRelation) -> bool:
-    """Whether a closed form says that the operator is a sum over products of weights and data, plus a bias."""
-    kernel = get_fast_path_rules(relation.primitive)
-    return kernel is not None and kernel.applicable(relation.static)
+    relations = [r for r in graph.hidden_param_op_relations if r.x is not None and closed_form(r) is None]
+    return list(dict.fromkeys(input_key(graph, relation) for relation in relations))

@@ -6,13 +6,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._guarded import zero_from_zero
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation
+from etp_core import FastPathRules, get_fast_path_rules
 
-__all__ = ["contract", "instant", "propagate", "pull_sequence", "pull_step", "trace_shapes", "window"]
+__all__ = [
+    "closed_form",
+    "contract",
+    "input_key",
+    "instant",
+    "propagate",
+    "pull_sequence",
+    "pull_step",
+    "trace_shapes",
+    "window",
+]
 
 Arrays = dict[str, jax.Array]
 _USER = "an online learner"
+
+
+def closed_form(relation: HiddenParamOpRelation) -> FastPathRules | None:
+    """The registered closed form of an operator, if it is right for it: a sum over weights times data, plus a bias."""
+    kernel = get_fast_path_rules(relation.primitive)
+    return kernel if kernel is not None and kernel.applicable(relation.static) else None
+
+
+def input_key(graph: TraceGraph, relation: HiddenParamOpRelation) -> str:
+    """The name of an input filter; relations that read one value in one way share it."""
+    for other in graph.hidden_param_op_relations:
+        if other.x is relation.x and other.primitive.rule("pp_input") is relation.primitive.rule("pp_input"):
+            return f"{other.index}:{other.primitive.name}"
+    raise AssertionError("a relation is always among its graph's relations")
 
 
 def trace_shapes(relation: HiddenParamOpRelation, link: GroupLink, algorithm: str) -> dict[str, jax.ShapeDtypeStruct]:

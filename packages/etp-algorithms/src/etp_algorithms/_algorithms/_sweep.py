@@ -80,7 +80,7 @@ def sweep(
     entry: list[Row] = [()] * len(shape_of)
     if signals is not None:
         still = [g for g, j in enumerate(shape_of) if j is not None and g not in moving]
-        jacobians = steps.all().jacobians if still else ()
+        jacobians = steps.stacked.jacobians if still else ()
         for g in still:
             credits = signals[g] if at_exit else tuple(None if s is None else _next(s) for s in signals[g])
             entry[g] = tuple(None if at_exit or s is None else s[0] for s in signals[g])
