@@ -222,6 +222,8 @@ class ParamDimTraces:
 
         The credits ``λ`` come from a backward sweep over the signals.
         """
+        if traces is not None and steps.values.length == 1:
+            return self._fold_one(graph, traces, steps, operands)
         recorded, signals = steps.values, self.recursion.signals(steps.signals)
         at_exit, products = self.signal.place == "exit", traces is not None
         swept = sweep(graph, recorded, signals, steps.drives, at_exit=at_exit, products=products)
@@ -237,6 +239,24 @@ class ParamDimTraces:
         # the traces are read before they move: else XLA would keep a copy of them
         traces, gradients = jax.lax.optimization_barrier((traces, gradients))
         return tuple(gradients), self._roll_swept(graph, traces, recorded, operands, swept)
+
+    def _fold_one(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+        """A single step: the signal meets the traces where it is, and each pass over them is one pass over memory.
+
+        At the exit that are the new traces, so no product is spent on what the step has just written into them.
+        """
+        # made once, not again for every element of the traces
+        values = jax.lax.optimization_barrier(steps.values.last())
+        signals, drives = jax.tree.map(lambda s: s[0], (steps.signals, steps.drives))
+        if self.signal.place == "exit":
+            traces = jax.lax.optimization_barrier(self.roll(graph, traces, values, operands))
+            solved = self.solve(graph, traces, signals, operands)
+            return _with_drives(graph, solved, values.xs, drives, operands), traces
+        solved = self.solve(graph, traces, signals, operands)
+        gradients = _with_drives(graph, solved, values.xs, drives, operands)
+        # the traces are read before they move: else XLA would keep a copy of them
+        traces, gradients = jax.lax.optimization_barrier((traces, gradients))
+        return gradients, self.roll(graph, traces, values, operands)
 
     def _step(
         self,
@@ -334,6 +354,16 @@ class ParamDimTraces:
 def _store(trace: Trace, kept: Trace) -> Trace:
     """``trace`` in the dtype of the stored one."""
     return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
+
+
+def _with_drives(graph: TraceGraph, solved: Operands, xs: Sequence[Any], drives: Row, operands: Operands) -> Operands:
+    """``solved`` for the relations, and for every operator what passes within the step."""
+    gradients = []
+    for o, (operator, x, drive, weights) in enumerate(zip(graph.operators, xs, drives, operands, strict=True)):
+        parts = [solved[o]] if o < len(solved) else []
+        parts += [] if drive is None else [pull_step(operator, x, drive, weights)]
+        gradients.append(add_trees(*parts) if parts else jax.tree.map(jnp.zeros_like, weights))
+    return tuple(gradients)
 
 
 def _links(

@@ -19,7 +19,7 @@ from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._filters import decayed_sum, filter_back
 from etp_algorithms._algorithms._precision import check_decay_holds, wide_enough
-from etp_algorithms._algorithms._rule_calls import closed_form, input_key, pull_sequence, pull_step
+from etp_algorithms._algorithms._rule_calls import closed_form, input_key, pull_pairs, pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
@@ -154,20 +154,28 @@ class FactorisedTraces:
 
     def roll(self, graph: TraceGraph, traces: Any, values: StepValues, operands: Operands) -> Any:
         """One step of both filters."""
-        inputs, outputs = {}, {}
-        for r, relation in enumerate(graph.hidden_param_op_relations):
-            key = input_key(graph, relation)
-            if key in traces["input"] and key not in inputs:
-                inputs[key] = self._roll_input(relation, traces["input"][key], values.xs[r], operands[r])
+        outputs = {}
+        for relation in graph.hidden_param_op_relations:
             for link in relation.links:
                 name = link_key(relation, link)
                 outputs[name] = self._roll_output(relation, link, traces["output"][name], values)
         masses = {key: self.decay_f * mass + (1.0 - self.decay_f) for key, mass in traces["mass"].items()}
+        inputs = self._roll_inputs(graph, traces, values.xs, operands)
         return {"input": inputs, "output": outputs, "mass": masses}
 
     def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands) -> Any:
         """The filters after a window, step by step: they are small."""
         return steps.scan(lambda old, now: (self.roll(graph, old, now[0], operands), None), traces, None)[0]
+
+    def _roll_inputs(
+        self, graph: TraceGraph, traces: Any, xs: Sequence[Any], operands: Operands
+    ) -> dict[str, jax.Array]:
+        inputs: dict[str, jax.Array] = {}
+        for r, relation in enumerate(graph.hidden_param_op_relations):
+            key = input_key(graph, relation)
+            if key in traces["input"] and key not in inputs:
+                inputs[key] = self._roll_input(relation, traces["input"][key], xs[r], operands[r])
+        return inputs
 
     def _roll_input(self, relation: HiddenParamOpRelation, old: jax.Array, x: Any, weights: Any) -> jax.Array:
         seen = self._view(relation, x, weights)
@@ -218,6 +226,8 @@ class FactorisedTraces:
 
         Relations whose operator is not known to be linear in its data have their input filters run step by step.
         """
+        if traces is not None and steps.values.length == 1:
+            return self._fold_one(graph, traces, steps, operands)
         relations, at_exit = graph.hidden_param_op_relations, self.signal.place == "exit"
         start = self.init(graph) if traces is None else traces
         kept: Followed = steps.values.stacked
@@ -258,6 +268,20 @@ class FactorisedTraces:
             gradients[r] = {k: g if k == "bias" else g + entered[k] for k, g in gradients[r].items()}
             seen = self._view_sequence(relations[r], kept.xs[r], operands[r])
             rolled["input"][keys[r]] = decayed_sum(self.decay_x, old, seen).astype(old.dtype)
+        return tuple(gradients), rolled
+
+    def _fold_one(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+        """A single step: the filtered input as it is meets the filtered signal, with what passes within the step."""
+        xs = steps.values.last().xs
+        signals, drives = jax.tree.map(lambda s: s[0], (steps.signals, steps.drives))
+        rolled = {**steps.followed, "input": self._roll_inputs(graph, traces, xs, operands)}
+        met = rolled if self.signal.place == "exit" else traces
+        gradients = []
+        for o, (operator, drive, weights) in enumerate(zip(graph.operators, drives, operands, strict=True)):
+            pairs = [] if drive is None else [(None if operator.x is None else self._view(operator, xs[o], weights), drive)]
+            if o < len(graph.hidden_param_op_relations):
+                pairs.append(self._factors(graph, operator, met, signals))
+            gradients.append(pull_pairs(operator, pairs, weights))
         return tuple(gradients), rolled
 
     def _masses(self, start: jax.Array, length: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """How an algorithm calls the rules of an operator's primitive: defaults, lanes and batches in one place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ __all__ = [
     "input_key",
     "instant",
     "propagate",
+    "pull_pairs",
     "pull_sequence",
     "pull_step",
     "trace_shapes",
@@ -115,6 +116,18 @@ def pull_step(operator: HiddenParamOpRelation, x: Any, cotangent: jax.Array, wei
     """The gradient of the operands for one cotangent of ``y``."""
     rule = operator.primitive.require_rule("xy_to_dw", _USER)
     return _null_safe(operator, cotangent, rule(x, cotangent, weights, **operator.static))
+
+
+def pull_pairs(
+    operator: HiddenParamOpRelation, pairs: Sequence[tuple[Any, jax.Array]], weights: Arrays
+) -> Arrays:
+    """The gradient of the operands for pairs of data and a cotangent of ``y``, summed over them; zero for none."""
+    if not pairs:
+        return jax.tree.map(jnp.zeros_like, weights)
+    if len(pairs) == 1:
+        return pull_step(operator, *pairs[0], weights)
+    xs = None if operator.x is None else jnp.stack([x.astype(pairs[-1][0].dtype) for x, _ in pairs])
+    return pull_sequence(operator, xs, jnp.stack([g for _, g in pairs]), weights)
 
 
 def pull_sequence(operator: HiddenParamOpRelation, xs: Any, cotangents: jax.Array, weights: Arrays) -> Arrays:
