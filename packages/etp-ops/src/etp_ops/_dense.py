@@ -22,7 +22,6 @@ from etp_ops._rules import (
     Arrays,
     init_parameter_shaped,
     init_pp,
-    pull_back,
     solve_bias,
     sum_over_batch,
     trainable,
@@ -101,6 +100,18 @@ def _window(x_seq: jax.Array, df_seq: jax.Array, weights: Arrays, **_: Any) -> A
     return term
 
 
+def _xy_to_dw(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, weight_fn: Hook = None, bias_fn: Hook = None, **_: Any
+) -> Arrays:
+    # laid out as the weight is: the product that JAX derives is transposed, which XLA does not undo for one sample
+    total = jnp.outer(x, hidden_dim) if x.ndim == 1 else jnp.tensordot(x, hidden_dim, axes=(0, 0))
+    gradient = {"weight": pull_hook(weight_fn, weights["weight"], total)}
+    if "bias" in weights:
+        found = hidden_dim.sum(0) if x.ndim > 1 else hidden_dim
+        gradient["bias"] = pull_hook(bias_fn, weights["bias"], found)
+    return gradient
+
+
 def _solve(
     signal: jax.Array, trace: Arrays, weights: Arrays, *, weight_fn: Hook = None, bias_fn: Hook = None, **_: Any
 ) -> Arrays:
@@ -115,7 +126,7 @@ etp_mv_p.register_batched_twin(etp_mm_p)
 for _primitive in (etp_mm_p, etp_mv_p):
     _primitive.register_etp_rules(
         dt_to_t=_dt_to_t,
-        xy_to_dw=pull_back(_impl, "weight"),
+        xy_to_dw=_xy_to_dw,
         init_drtrl=init_parameter_shaped(data_axes=1),
         init_pp=init_pp,
         instant=_instant,
