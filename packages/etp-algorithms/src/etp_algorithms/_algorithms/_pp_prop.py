@@ -278,7 +278,9 @@ class FactorisedTraces:
         met = rolled if self.signal.place == "exit" else traces
         gradients = []
         for o, (operator, drive, weights) in enumerate(zip(graph.operators, drives, operands, strict=True)):
-            pairs = [] if drive is None else [(None if operator.x is None else self._view(operator, xs[o], weights), drive)]
+            pairs: list[tuple[Any, jax.Array]] = []
+            if drive is not None:
+                pairs.append((None if operator.x is None else self._view(operator, xs[o], weights), drive))
             if o < len(graph.hidden_param_op_relations):
                 pairs.append(self._factors(graph, operator, met, signals))
             gradients.append(pull_pairs(operator, pairs, weights))

@@ -118,9 +118,7 @@ def pull_step(operator: HiddenParamOpRelation, x: Any, cotangent: jax.Array, wei
     return _null_safe(operator, cotangent, rule(x, cotangent, weights, **operator.static))
 
 
-def pull_pairs(
-    operator: HiddenParamOpRelation, pairs: Sequence[tuple[Any, jax.Array]], weights: Arrays
-) -> Arrays:
+def pull_pairs(operator: HiddenParamOpRelation, pairs: Sequence[tuple[Any, jax.Array]], weights: Arrays) -> Arrays:
     """The gradient of the operands for pairs of data and a cotangent of ``y``, summed over them; zero for none."""
     if not pairs:
         return jax.tree.map(jnp.zeros_like, weights)
