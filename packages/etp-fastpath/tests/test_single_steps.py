@@ -32,10 +32,10 @@ class Leaky(brainstate.nn.Module):
         return self.h.value
 
 
-def program(signal):
+def program(signal, factory=Leaky):
     """The lines of the entry computation of one step, its states donated."""
     etp_core.load_plugins()
-    model, x = Leaky(), jnp.ones((1, 4, ROWS))
+    model, x = factory(), jnp.ones((1, 4, ROWS))
     brainstate.nn.init_all_states(model, batch_size=4)
     learner = D_RTRL(model, signal=signal)
     learner.compile_graph(x[0])
@@ -76,3 +76,25 @@ def test_what_the_traces_move_by_is_made_before_and_not_for_every_element(signal
 def test_at_the_exit_what_the_step_writes_is_contracted_where_it_was_written(signal, products):
     made = makers(program(signal), WEIGHT)
     assert sum(maker.startswith("dot(") for maker in made) == products
+
+
+class Forgetting(brainstate.nn.Module):
+    """A recurrence through the marked operator alone: the last step's two factors stand for the trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = brainstate.ParamState(jnp.ones((ROWS, COLUMNS)) / ROWS)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, COLUMNS)))
+
+    def update(self, x):
+        inputs = jnp.concatenate([x[:, COLUMNS:], self.h.value], -1)
+        self.h.value = jnp.tanh(etp_ops.matmul(inputs, self.W.value))
+        return self.h.value
+
+
+@pytest.mark.parametrize("signal", ["entry", "exit"])
+def test_a_trace_of_two_factors_and_the_step_itself_take_one_product(signal):
+    made = makers(program(signal, Forgetting), WEIGHT)
+    assert sum(maker.startswith("dot(") for maker in made) == 1

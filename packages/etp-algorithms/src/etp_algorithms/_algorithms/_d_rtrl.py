@@ -32,8 +32,8 @@ from etp_algorithms._algorithms._rule_calls import (
     contract,
     instant,
     propagate,
+    pull_pairs,
     pull_sequence,
-    pull_step,
     trace_shapes,
     window,
 )
@@ -55,6 +55,8 @@ from etp_core import FastPathRules
 __all__ = ["D_RTRL", "ParamDimTraces", "ParamDimVjpAlgorithm", "check_trace_dtype", "relation_keys"]
 
 Trace = dict[str, jax.Array]
+Pair = tuple[Any, jax.Array]
+"""Data and a cotangent of what an operator made of it."""
 
 
 def check_trace_dtype(dtype: Any) -> None:
@@ -151,39 +153,38 @@ class ParamDimTraces:
         """``Σ ⟨s_a, ε_a⟩`` over groups and states."""
         return self._contract_all(graph, traces, self.recursion.signals(signals), operands)
 
-    def _contract_all(self, graph: TraceGraph, traces: Any, signals: Any, operands: Operands) -> Operands:
+    def _contract_all(
+        self, graph: TraceGraph, traces: Any, signals: Any, operands: Operands, within: Sequence[Pair | None] = ()
+    ) -> Operands:
+        """``Σ ⟨s_a, ε_a⟩`` for every relation.
+
+        With ``within``, data and a cotangent of the output or None for every operator, also what these give, in one
+        product with what a trace of two factors gives.
+        """
         solved = []
-        for relation, weights in zip(graph.hidden_param_op_relations, operands, strict=False):
-            parts = [
-                part
-                for link in relation.links
-                for part in self._contractions(graph, relation, link, signals, traces, weights)
-            ]
-            solved.append(add_trees(*parts) if parts else jax.tree.map(jnp.zeros_like, weights))
+        pairs_of = [[] if pair is None else [pair] for pair in within] or [[] for _ in graph.hidden_param_op_relations]
+        for operator, weights, pairs in zip(graph.operators, operands, pairs_of, strict=False):
+            parts = []
+            for link in operator.links:
+                kept = traces[link_key(operator, link)]
+                laid_out = tuple(
+                    None if trace is None or signal is None else link.layout.gather(signal)
+                    for signal, trace in zip(signals[link.group], kept, strict=True)
+                )
+                if self._forgets(graph, operator, link):
+                    pairs += _remembered(kept, laid_out)
+                else:
+                    parts += self._contractions(operator, link, laid_out, kept, weights)
+            parts = [pull_pairs(operator, pairs, weights), *parts] if pairs or not parts else parts
+            solved.append(add_trees(*parts))
         return tuple(solved)
 
     def _contractions(
-        self,
-        graph: TraceGraph,
-        relation: HiddenParamOpRelation,
-        link: GroupLink,
-        signals: Any,
-        traces: Any,
-        weights: Trace,
+        self, relation: HiddenParamOpRelation, link: GroupLink, laid_out: Row, kept: Any, weights: Trace
     ) -> Iterator[Trace]:
         """The terms of one relation's gradient in one group."""
-        kept = traces[link_key(relation, link)]
-        laid_out = tuple(
-            None if trace is None or signal is None else link.layout.gather(signal)
-            for signal, trace in zip(signals[link.group], kept, strict=True)
-        )
         kernel = self._kernel(relation, link)
-        if self._forgets(graph, relation, link):
-            for signal, trace in zip(laid_out, kept, strict=True):
-                if signal is not None and trace is not None:
-                    x, df = (trace[key].astype(signal.dtype) for key in ("x", "df"))
-                    yield pull_step(relation, x, signal * df, weights)
-        elif kernel is not None:
+        if kernel is not None:
             for signal, trace in zip(laid_out, kept, strict=True):
                 if signal is not None and trace is not None and is_even(trace):
                     yield contract_even(relation, signal, trace, weights)
@@ -248,12 +249,12 @@ class ParamDimTraces:
         # made once, not again for every element of the traces
         values = jax.lax.optimization_barrier(steps.values.last())
         signals, drives = jax.tree.map(lambda s: s[0], (steps.signals, steps.drives))
+        within = [None if d is None else (x, d) for x, d in zip(values.xs, drives, strict=True)]
+        signals = self.recursion.signals(signals)
         if self.signal.place == "exit":
             traces = jax.lax.optimization_barrier(self.roll(graph, traces, values, operands))
-            solved = self.solve(graph, traces, signals, operands)
-            return _with_drives(graph, solved, values.xs, drives, operands), traces
-        solved = self.solve(graph, traces, signals, operands)
-        gradients = _with_drives(graph, solved, values.xs, drives, operands)
+            return self._contract_all(graph, traces, signals, operands, within), traces
+        gradients = self._contract_all(graph, traces, signals, operands, within)
         # the traces are read before they move: else XLA would keep a copy of them
         traces, gradients = jax.lax.optimization_barrier((traces, gradients))
         return gradients, self.roll(graph, traces, values, operands)
@@ -356,14 +357,13 @@ def _store(trace: Trace, kept: Trace) -> Trace:
     return jax.tree.map(lambda new, old: new.astype(old.dtype), trace, kept)
 
 
-def _with_drives(graph: TraceGraph, solved: Operands, xs: Sequence[Any], drives: Row, operands: Operands) -> Operands:
-    """``solved`` for the relations, and for every operator what passes within the step."""
-    gradients = []
-    for o, (operator, x, drive, weights) in enumerate(zip(graph.operators, xs, drives, operands, strict=True)):
-        parts = [solved[o]] if o < len(solved) else []
-        parts += [] if drive is None else [pull_step(operator, x, drive, weights)]
-        gradients.append(add_trees(*parts) if parts else jax.tree.map(jnp.zeros_like, weights))
-    return tuple(gradients)
+def _remembered(kept: Any, laid_out: Row) -> list[Pair]:
+    """The data and the cotangents that the last step's factors give, one pair per state."""
+    return [
+        (trace["x"].astype(signal.dtype), signal * trace["df"].astype(signal.dtype))
+        for signal, trace in zip(laid_out, kept, strict=True)
+        if signal is not None and trace is not None
+    ]
 
 
 def _links(
