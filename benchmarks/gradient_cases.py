@@ -97,10 +97,11 @@ def build(library, case, *, family, width, batch, steps):
     else:
         learner = library.compile(model, words[0], xs[0], batch_size=batch, **options_of(library, words))
         loss = loss_of(library, learner, window)
-        start = resetting(model, learner, batch, mapped="vmap" in words)
+        start = resetting(library, model, learner, batch, mapped="vmap" in words)
         function = one_step(library, model, learner, loss) if stream else online(library, learner, loss, start, window)
     args = (xs[0], ys[0]) if stream else (xs, ys)
-    stateful = brainstate.transform.StatefulFunction(function, return_only_write=False)
+    # a stream hands all states on; else those that are read come back no more than from brainstate's own jit
+    stateful = brainstate.transform.StatefulFunction(function, return_only_write=not stream)
     stateful.make_jaxpr(*args)
     values = tuple(jax.tree.map(jnp.copy, state.value) for state in stateful.get_states(*args))
     jitted = jax.jit(stateful.jaxpr_call, donate_argnums=(0,) if stream else ())
@@ -136,12 +137,13 @@ def loss_of(library, learner, window):
     return loss
 
 
-def resetting(model, learner, batch, *, mapped):
+def resetting(library, model, learner, batch, *, mapped):
     """A function that begins a sequence; the peer's mapped learner has no such function, and zeros are its start."""
 
     def reset():
         brainstate.nn.reset_all_states(model, batch_size=batch)
-        learner.reset_state(batch)
+        if library.__name__ != "etp":  # a complete sequence starts from zero traces anyway
+            learner.reset_state(batch)
 
     def zero():
         for state in learner.states().values():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etp_algorithms import D_RTRL, oracle, pp_prop
-from etp_algorithms._folding import steps_per_fold
+from etp_algorithms._folding import calls_per_fold
 
 from . import models
 
@@ -118,8 +118,8 @@ def test_a_step_function_that_does_not_run_the_learner_once_is_refused(calls):
         (7, 1, 1),
     ],
 )
-def test_steps_per_fold_are_even_and_within_the_budget(length, limit, expected):
-    assert steps_per_fold(length, 64, 0, limit) == expected
+def test_calls_per_fold_are_even_and_within_the_budget(length, limit, expected):
+    assert calls_per_fold(length, 64, 0, limit) == expected
 
 
 @pytest.mark.parametrize("memory_limit", [0, -1])

@@ -94,12 +94,13 @@ AT_ENTRY = LearningSignal()
 
 
 class FoldedSteps(NamedTuple):
-    """A known sequence of steps, each its own window, with time leading.
+    """A known sequence of steps, with time leading.
 
     Attributes:
         values: what the algorithm reads of the steps.
-        signals: the cotangents of the states at the entry of every step, or at its exit.
-        drives: for every marked operator the cotangent of its output within the step, None for a structural zero; with
+        signals: the cotangents of the states at the entry of every step, or at its exit. For windows they are zero but
+            at the entry of the first step.
+        drives: for every marked operator the cotangent of its output within the call, None for a structural zero; with
             the signal at the exit without the ways through the states that the traces account for.
         followed: the traces after the steps, of a :class:`FollowingAlgorithm`.
     """
@@ -193,12 +194,20 @@ class FoldingAlgorithm(TraceAlgorithm, Protocol):
         """The traces after all ``steps``; equal to rolling one by one."""
         ...
 
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands, /) -> tuple[Operands, Any]:
-        """The sum of the gradients of all ``steps``, each a window of its own, and the traces after them.
+    def fold(
+        self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands, /, *, last: bool = False
+    ) -> tuple[Operands, Any]:
+        """The sum of the gradients of all ``steps``, and the traces after them; None for traces that are zero.
 
-        With None for ``traces`` they are zero at the start and not asked for at the end; None is returned.
         Equal to solving and rolling step by step. The gradients are of the operands of every marked operator
         and contain what passes within a step.
+
+        Args:
+            graph: the compiled step.
+            traces: the traces before the steps; None for zero.
+            steps: the recorded steps.
+            tracked: the operands.
+            last: the traces after the steps are not asked for; None is returned in their place.
         """
         ...
 
@@ -222,16 +231,12 @@ class BootstrappingAlgorithm(TraceAlgorithm, Protocol):
 
 
 class WindowResult(NamedTuple):
-    """Outputs (stacked over the window, if there is one), new hidden and other states, new traces.
-
-    If the traces wait, they are those at entry, and ``saved`` is what was recorded of the steps.
-    """
+    """Outputs (stacked over the window, if there is one), new hidden and other states, new traces."""
 
     outputs: Arrays
     hidden: Arrays
     others: Arrays
     traces: Any
-    saved: Any = ()
 
 
 class _Carry(NamedTuple):
@@ -252,7 +257,6 @@ def run_window(
     stacked: Sequence[bool] | None = None,
     modulator: Any = None,
     modulator_stacked: bool = False,
-    wait: bool = False,
 ) -> WindowResult:
     """Run one step, or a window of steps, and roll the traces.
 
@@ -267,7 +271,6 @@ def run_window(
         stacked: for a window, which arguments have a leading time axis; None for a single step.
         modulator: for a modulated algorithm, the signal per group and state.
         modulator_stacked: whether the modulator has a leading time axis.
-        wait: leave the traces of a window as they are and return what is recorded of the steps.
     """
     tracked = algorithm.tracked(graph, parameters)
     hidden, others, modulator = _detach((hidden, others, modulator))
@@ -304,8 +307,6 @@ def run_window(
         moving = [array for array, flag in zip(arguments, stacked, strict=True) if flag]
         changing = (moving, modulator if modulator_stacked else None)
         carry, (outputs, saved) = jax.lax.scan(one_step, start, changing)
-        if wait:
-            return WindowResult(outputs, carry.hidden, carry.others, carry.traces, _detach(saved))
         if residuals is not None:
             assert isinstance(algorithm, FoldingAlgorithm)
             length = jax.tree.leaves(changing)[0].shape[0]
@@ -353,7 +354,7 @@ def _step_to_exit(
 ) -> tuple[StepResult, Any]:
     """One step whose traced weights are credited at its new states; nothing flows in from later steps."""
     parameters, hidden, others, arguments = inputs
-    hidden, others, arguments = _detach((hidden, others, arguments))
+    hidden, others = _detach((hidden, others))
     values = algorithm.read(point_at(graph, inputs, evaluate_step(graph, *_detach(inputs))))
     rolled = algorithm.roll(graph, traces, values, _detach(tracked))
     zeros = [jnp.zeros_like(a) for a, leaf in zip(hidden, graph.step.hidden, strict=True) if leaf.differentiable]

@@ -1,10 +1,11 @@
-"""The gradient of a known sequence from recorded steps: record some, fold them, go on with the next.
+"""The gradient of a known sequence from recorded calls: record some, fold them, go on with the next.
 
-A driver runs the learner step by step, and while a tape is in place every call is recorded and the traces wait.
+A driver runs the learner call by call, step by step or window by window; while a tape is in place every call is
+recorded and the traces wait.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
@@ -17,21 +18,21 @@ from etp_algorithms._modulator import zero_modulator
 from etp_algorithms._report import bytes_of
 from etp_algorithms._sequence import zeros_like
 from etp_algorithms._step import Arrays, evaluate_operands
-from etp_algorithms._tape import Recording, Tape, record_step
+from etp_algorithms._tape import Recording, Tape, record_call
 from etp_algorithms._trees import add_trees
 
-__all__ = ["fold_gradients", "run_on_tape", "steps_per_fold", "tape_of"]
+__all__ = ["Folded", "calls_per_fold", "fold_gradients", "run_on_tape", "tape_of"]
 
 _LEAST_BUDGET = 8 * 2**20
 
 
-def tape_of(program: CompiledStep) -> Tape:
-    """An empty tape for the steps of ``program``."""
+def tape_of(program: CompiledStep, window: int | None) -> Tape:
+    """An empty tape for calls of ``window`` steps, or None for single steps."""
     captured, graph, algorithm = program.captured, program.graph, program.algorithm
     assert isinstance(algorithm, FoldingAlgorithm)
     inputs = (*read_states(captured), list(captured.argument_avals))
     modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
-    return Tape(graph, algorithm, inputs, modulator)
+    return Tape(graph, algorithm, inputs, modulator, window)
 
 
 def run_on_tape(
@@ -42,58 +43,78 @@ def run_on_tape(
     modulator: Any,
     modulator_stacked: bool,
 ) -> Any:
-    """One step of a sequence that is folded afterwards: the traces wait, the step is recorded."""
+    """One call in a sequence that is folded afterwards: the traces wait, the steps are recorded."""
     captured, graph, algorithm = program.captured, program.graph, program.algorithm
     tape.calls += 1
-    if stacked is not None:
-        if window_length(arguments, stacked) != 1:
-            raise ValueError("step_fn passed a window of several steps; give etrace_grad the chunk_size.")
+    length = window_length(arguments, stacked)
+    if tape.window is None and length == 1:
+        assert stacked is not None
         arguments = [a[0] if flag else a for a, flag in zip(arguments, stacked, strict=True)]
         modulator = jax.tree.map(lambda m: m[0], modulator) if modulator_stacked else modulator
-    inputs = (*read_states(captured), arguments)
+    elif length != tape.window:
+        raise ValueError(_wrong_length(tape.window, length))
+    if tape.window is not None and modulator is not None and not modulator_stacked:
+        modulator = jax.tree.map(lambda m: jnp.broadcast_to(m, (tape.window, *m.shape)), modulator)
     feedback = algorithm.signal.feedback
-    substitutes = feedback.substitutes(graph) if feedback else None
-    result, values, tape.followed.value = record_step(
-        graph, algorithm, inputs, tape.followed.value, tape.offsets.value, substitutes
+    result, values, tape.followed.value = record_call(
+        graph,
+        algorithm,
+        (*read_states(captured), arguments),
+        tape.followed.value,
+        tape.offsets.value,
+        stacked=None if tape.window is None else stacked,
+        substitutes=feedback.substitutes(graph) if feedback else None,
     )
     outputs, hidden, others = result
     tape.record.value = Recording(values, modulator)
     write_slots(captured.hidden, hidden)
     write_slots(captured.others, others)
-    outputs = outputs if stacked is None else [output[None] for output in outputs]
+    if tape.window is None and stacked is not None:
+        outputs = [output[None] for output in outputs]
     return jax.tree.unflatten(captured.output_tree, outputs)
+
+
+class Folded(NamedTuple):
+    """What folding a sequence gives.
+
+    Attributes:
+        gradients: of the states asked for.
+        traces: those after the sequence, or None if they were not asked for.
+        losses: of every call, stacked.
+        aux: of every call, stacked.
+    """
+
+    gradients: list[Any]
+    traces: Any
+    losses: Any
+    aux: Any
 
 
 def fold_gradients(
     program: CompiledStep,
-    traces: brainstate.State[Any],
     tape: Tape,
+    traces: Any,
     loss_of: Callable[..., Any],
     timed: Any,
     states: list[brainstate.State[Any]],
     *,
-    complete: bool,
+    last: bool,
     limit: int | None,
-) -> tuple[list[Any], Any, Any]:
-    """The gradients of single steps, summed over a known sequence, from recorded steps.
+) -> Folded:
+    """The gradients of single calls, summed over a known sequence, from recorded steps.
 
     Args:
         program: the step.
-        traces: the learner's traces; they move.
         tape: where the calls of the learner are recorded.
+        traces: the traces before the sequence; None for zero.
         loss_of: ``slices -> (loss, (losses, aux))``; it runs the learner exactly once.
-        timed: the slices, time leading.
+        timed: the slices of every call, stacked.
         states: the states to differentiate.
-        complete: the traces are zero before the sequence and are not needed after it.
-        limit: bytes for recorded steps; None for the default.
-
-    Returns:
-        The gradients of ``states``, the losses and the aux, stacked over time.
+        last: the traces after the sequence are not asked for.
+        limit: bytes for recorded calls; None for the default.
     """
     captured, graph, algorithm = program.captured, program.graph, program.algorithm
     assert isinstance(algorithm, FoldingAlgorithm)
-    length = jax.tree.leaves(timed)[0].shape[0]
-    size = steps_per_fold(length, tape.bytes_per_step, bytes_of(traces.value), limit)
 
     def counted(now: Any) -> Any:
         tape.rewind()
@@ -103,46 +124,87 @@ def fold_gradients(
 
     gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.offsets], has_aux=True)
 
-    def one_step(total: list[Any], now: Any) -> Any:
+    def one_call(total: list[Any], now: Any) -> Any:
         (*direct, offsets), (losses, aux) = gradient(now)
         return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
 
-    def one_fold(total: list[Any], chunk: Any) -> Any:
-        alone = complete and size == length
+    def one_fold(total: list[Any], traces: Any, chunk: Any, *, last: bool) -> Folded:
         if isinstance(algorithm, FollowingAlgorithm):
-            tape.followed.value = algorithm.init(graph) if alone else traces.value
-        total, (losses, aux, moved, record) = brainstate.transform.scan(one_step, total, chunk)
+            tape.followed.value = algorithm.init(graph) if traces is None else traces
+        total, (losses, aux, moved, record) = brainstate.transform.scan(one_call, total, chunk)
         parameters = read_slots(captured.parameters, captured.step.parameters)
         operands = evaluate_operands(graph, parameters)
-        steps, first = tape.folded(moved, record, parameters, jax.tree.leaves(chunk)[0].shape[0])
-        cotangents, rolled = algorithm.fold(graph, None if alone else traces.value, steps, operands)
-        if first is not None and not alone:
-            entered = algorithm.solve(graph, traces.value, first, operands)
+        steps, first = tape.folded(moved, record, parameters, _length(chunk))
+        cotangents, rolled = algorithm.fold(graph, traces, steps, operands, last=last)
+        if first is not None and traces is not None:
+            entered = algorithm.solve(graph, traces, first, operands)
             cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
-        traces.value = traces.value if rolled is None else rolled
         pulled = iter(_pull_operands(graph, parameters, cotangents))
         folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
-        return [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)], (losses, aux)
+        total = [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)]
+        return Folded(total, rolled, losses, aux)
 
-    return _in_folds(one_fold, zeros_like(states), timed, length, size)
+    length, trace_bytes = _length(timed), bytes_of(jax.eval_shape(lambda: algorithm.init(graph)))
+    size = calls_per_fold(length, tape.bytes_per_call, trace_bytes, limit)
+    return _in_folds(one_fold, lambda: algorithm.init(graph), zeros_like(states), traces, timed, size, last=last)
 
 
-def steps_per_fold(length: int, bytes_per_step: int, trace_bytes: int, memory_limit: int | None) -> int:
-    """How many steps are recorded before they are folded.
+def calls_per_fold(length: int, bytes_per_call: int, trace_bytes: int, memory_limit: int | None) -> int:
+    """How many calls are recorded before they are folded.
 
     Args:
-        length: the steps of the sequence.
-        bytes_per_step: the memory of one recorded step.
+        length: the calls of the sequence.
+        bytes_per_call: the memory of one recorded call.
         trace_bytes: the memory of the traces.
         memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least.
     """
     budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
-    most = max(1, min(length, budget // max(bytes_per_step, 1)))
+    most = max(1, min(length, budget // max(bytes_per_call, 1)))
     divisor = next(size for size in range(most, 0, -1) if length % size == 0)
     if 2 * divisor >= most:  # all folds are alike, and one program serves them
         return divisor
     folds = -(-length // most)
     return -(-length // folds)
+
+
+def _in_folds(
+    one_fold: Callable[..., Folded],
+    zero_traces: Callable[[], Any],
+    total: list[Any],
+    traces: Any,
+    timed: Any,
+    size: int,
+    *,
+    last: bool,
+) -> Folded:
+    """Run ``one_fold`` over chunks of ``size`` calls, the last one shorter if it must be.
+
+    The first knows if the traces are zero, and the last one if they are not asked for; those between are one program.
+    """
+    length, outs = _length(timed), []
+    whole, rest = divmod(length, size)
+    alike = whole - (last and not rest)
+    if alike > 1:
+        traces = zero_traces() if traces is None else traces
+
+        def body(carry: Any, chunk: Any) -> Any:
+            found = one_fold(*carry, chunk, last=False)
+            return (found.gradients, found.traces), (found.losses, found.aux)
+
+        chunks = jax.tree.map(lambda a: a[: alike * size].reshape(alike, size, *a.shape[1:]), timed)
+        (total, traces), out = brainstate.transform.scan(body, (total, traces), chunks)
+        outs.append(jax.tree.map(lambda a: a.reshape(alike * size, *a.shape[2:]), out))
+    for start, stop, ends in ((0, size, False),) * (alike == 1) + ((alike * size, length, last),):
+        if stop > start:
+            found = one_fold(total, traces, jax.tree.map(lambda a: a[start:stop], timed), last=ends)
+            total, traces = found.gradients, found.traces
+            outs.append((found.losses, found.aux))
+    losses, aux = outs[0] if len(outs) == 1 else jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs)
+    return Folded(total, traces, losses, aux)
+
+
+def _length(timed: Any) -> int:
+    return jax.tree.leaves(timed)[0].shape[0]
 
 
 def _pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[Any]) -> Arrays:
@@ -152,26 +214,17 @@ def _pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[A
     return pull(matched)[0]
 
 
-def _in_folds(
-    one_fold: Callable[..., Any], total: list[Any], timed: Any, length: int, size: int
-) -> tuple[list[Any], Any, Any]:
-    """Run ``one_fold`` over chunks of ``size`` steps, the last one shorter if it must be."""
-    whole, rest = divmod(length, size)
-    head = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), timed)
-    if whole > 1:
-        total, out = brainstate.transform.scan(one_fold, total, head)
-        out = jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), out)
-    else:
-        total, out = one_fold(total, jax.tree.map(lambda a: a[0], head))
-    if rest:
-        total, tail = one_fold(total, jax.tree.map(lambda a: a[whole * size :], timed))
-        out = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), out, tail)
-    return total, *out
-
-
 def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:
     """A gradient with the shape of a state's value, with arrays added to its leaves."""
     if leaves is None:
         return total
     old, tree = jax.tree.flatten(total)
     return jax.tree.unflatten(tree, [a + b for a, b in zip(old, leaves, strict=True)])
+
+
+def _wrong_length(window: int | None, length: int | None) -> str:
+    def steps(count: int | None) -> str:
+        return "a single step" if count is None else f"a window of {count} steps"
+
+    remedy = "Give etrace_grad the chunk_size" if window is None else "Wrap what has a time axis in MultiStepData"
+    return f"step_fn got {steps(window)} and passed {steps(length)} to the learner. {remedy}."

@@ -188,9 +188,11 @@ class _FoldingResets(_Resets):
     def roll_window(self, graph: TraceGraph, traces: Any, steps: RecordedSteps, tracked: Operands) -> Any:
         return self._inner.roll_window(graph, traces, steps.map(lambda values: _cut(graph, *values)), tracked)
 
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands) -> tuple[Operands, Any]:
+    def fold(
+        self, graph: TraceGraph, traces: Any, steps: FoldedSteps, tracked: Operands, *, last: bool = False
+    ) -> tuple[Operands, Any]:
         values = steps.values.map(lambda values: _cut(graph, *values))
-        return self._inner.fold(graph, traces, steps._replace(values=values), tracked)
+        return self._inner.fold(graph, traces, steps._replace(values=values), tracked, last=last)
 
 
 def _cut(graph: TraceGraph, values: StepValues, flags: jax.Array) -> StepValues:

@@ -27,7 +27,7 @@ from etp_algorithms._compiler._diagnostics import warn_about
 from etp_algorithms._compiler._graph import TraceGraph, compile_step
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._engine import FoldingAlgorithm, TraceAlgorithm
-from etp_algorithms._folding import fold_gradients, run_on_tape, tape_of
+from etp_algorithms._folding import Folded, fold_gradients, run_on_tape, tape_of
 from etp_algorithms._inputs import split_arguments
 from etp_algorithms._lanes import reset_slots
 from etp_algorithms._modulator import read_modulator
@@ -39,7 +39,6 @@ from etp_algorithms._sequence import SequenceDrivers
 from etp_algorithms._sharding import MeshPlan, also_placed, check_gates, make_plan, place, placed_states, run_on_mesh
 from etp_algorithms._tape import Tape
 from etp_algorithms._vmapped import spread_lanes, take_sample, vmapped
-from etp_algorithms._waiting import WaitingTraces, can_wait
 from etp_core.arguments import Advice, advised, no_attribute
 
 __all__ = ["EligibilityTrace", "Kernels", "Learner", "StartValues", "VjpMethod"]
@@ -124,7 +123,6 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         self._on_device = False
         self._local: tuple[CompiledStep, dict[tuple[int, ...], CompiledStep]] | None = None
         self._tape: Tape | None = None
-        self._waiting: WaitingTraces | None = None
 
     if not TYPE_CHECKING:
 
@@ -249,9 +247,6 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         parameters, hidden, others = read_states(program.captured)
         if self._tape is not None:
             return run_on_tape(program, self._tape, arguments, stacked, signals, signals_stacked)
-        waiting = self._waiting if self._waiting is not None and self._waiting.takes(program, length) else None
-        if waiting is None:
-            self._roll_waiting(())
         result = program.run(
             parameters=parameters,
             hidden=hidden,
@@ -261,13 +256,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             stacked=stacked,
             modulator=signals,
             modulator_stacked=signals_stacked,
-            wait=waiting is not None,
         )
         write_slots(program.captured.hidden, result.hidden)
         write_slots(program.captured.others, result.others)
-        if waiting is not None:
-            waiting.fill(result.saved)
-        elif not self._holding:
+        if not self._holding:
             traces.value = result.traces
         if self._plan is not None and not self._on_device:
             assert self.start is not None
@@ -293,17 +285,19 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def _fold_gradients(
         self,
         program: CompiledStep,
+        traces: Any,
         loss_of: Callable[..., Any],
         timed: Any,
         states: list[brainstate.State[Any]],
-        complete: bool,
-    ) -> tuple[list[Any], Any, Any]:
-        """The gradients of single steps, summed over a known sequence; see :func:`fold_gradients`."""
-        traces = self._compiled()[1]
-        self._tape = tape_of(program)
+        *,
+        window: int | None,
+        last: bool,
+    ) -> Folded:
+        """The gradients of single calls, summed over a known sequence; see :func:`fold_gradients`."""
+        self._tape = tape_of(program, window)
         try:
             limit = self.memory_limit
-            return fold_gradients(program, traces, self._tape, loss_of, timed, states, complete=complete, limit=limit)
+            return fold_gradients(program, self._tape, traces, loss_of, timed, states, last=last, limit=limit)
         finally:
             self._tape = None
 
@@ -401,27 +395,6 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
             yield
         finally:
             self._holding = False
-
-    @contextlib.contextmanager
-    def _rolling_last(self, program: CompiledStep, length: int | None) -> Generator[Callable[[Any], Any], None, None]:
-        """A window inside leaves the traces; the function that is given lets them move, after its argument."""
-        if length is None or self._holding or not can_wait(program):
-            yield lambda gradients: gradients
-            return
-        self._waiting = WaitingTraces(program, length)
-        try:
-            yield self._roll_waiting
-        finally:
-            self._waiting = None
-
-    def _roll_waiting(self, gradients: Any) -> Any:
-        """Let traces that wait move, if there are any; ``gradients`` as they were."""
-        if self._waiting is None or not self._waiting.filled:
-            return gradients
-        program, traces = self._compiled()
-        parameters = read_slots(program.captured.parameters, program.captured.step.parameters)
-        traces.value, gradients = self._waiting.roll(traces.value, parameters, gradients)
-        return gradients
 
     @contextlib.contextmanager
     def _unchanged_on_failure(self) -> Generator[None, None, None]:

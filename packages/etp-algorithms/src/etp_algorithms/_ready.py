@@ -18,9 +18,7 @@ def ready_step(
     model: brainstate.nn.Module, captured: CapturedModel, graph: TraceGraph, algorithm: TraceAlgorithm
 ) -> CompiledStep:
     """The step of ``model`` under an algorithm, with :func:`run_window` jitted for it."""
-    run = jax.jit(
-        functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked", "wait")
-    )
+    run = jax.jit(functools.partial(run_window, graph, algorithm), static_argnames=("stacked", "modulator_stacked"))
     return CompiledStep(model, captured, graph, algorithm, run)
 
 

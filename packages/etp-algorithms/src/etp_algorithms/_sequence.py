@@ -22,16 +22,16 @@ class SequenceDrivers:
     param_states: Any
     hidden_states: Any
     other_states: Any
+    traces: Any
     update: Callable[..., Any]
     reset_state: Callable[..., None]
     _prepared_step: Callable[..., Any]
     _folds: Callable[..., bool]
-    _fold_gradients: Callable[..., tuple[list[Any], Any, Any]]
+    _fold_gradients: Callable[..., Any]
     _run_placed: Callable[..., tuple[list[Any], Any]]
     _giving: Callable[..., Any]
     _holding_traces: Callable[[], Any]
     _unchanged_on_failure: Callable[[], Any]
-    _rolling_last: Callable[..., Any]
 
     @advised(DRIVING)
     def etrace_grad(
@@ -74,8 +74,9 @@ class SequenceDrivers:
             loss_output: the losses per step, the losses times the mask, or their reduction to a scalar each.
             has_aux: ``step_fn`` returns ``(loss, aux)``.
             return_value: return the losses too.
-            complete_sequence: the sequence stands alone: the traces are zero before it and after it. A sequence that
-                fits into ``memory_limit`` then needs no trace at all. Reset the model's states yourself.
+            complete_sequence: the sequence stands alone: it starts from zero traces, and they are not kept. A sequence
+                that fits into ``memory_limit`` then needs no trace at all. Reset the model's states yourself, and
+                the learner's before you stream on.
             progress: True shows a bar of tqdm, a string gives it a title; or a function that is called with the steps
                 done and the steps there are, about a hundred times.
 
@@ -113,20 +114,20 @@ class SequenceDrivers:
                 report_step(report, now.done, length)
                 return weighted_sum(losses, now.gates, scales), (losses, aux)
 
-            if complete_sequence:
+            folds = self._folds(program)
+            alone = complete_sequence and folds and not warm_up  # then the learner's traces are not touched
+            if complete_sequence and not alone:
                 self.reset_state()
             head, tail = _cut(timed, 0, warm_up), _cut(timed, warm_up, length)
             parts = _run_windows(lambda now: loss_of(now)[1], head, chunk) if warm_up else []
             slots = list(states.values())
-            if chunk is None and self._folds(program):
-                total, *outs = self._fold_gradients(program, loss_of, tail, slots, complete_sequence)
-                parts.append(tuple(outs))
+            if folds:
+                total, found = self._fold_windows(program, loss_of, tail, slots, chunk, alone)
             else:
-                total, found = self._add_gradients(program, loss_of, tail, slots, chunk)
-                parts += found
-            if complete_sequence:
+                total, found = self._add_gradients(loss_of, tail, slots, chunk)
+            if complete_sequence and not alone:
                 self.reset_state()
-            return total, parts
+            return total, parts + found
 
         timed = _Now(gates, flags, jnp.arange(1, length + 1) if report else None, sequences)
         lead = 1 if chunk is None else 2
@@ -221,23 +222,35 @@ class SequenceDrivers:
             state.value = value
         return out
 
-    def _add_gradients(
+    def _fold_windows(
         self,
         program: Any,
         loss_of: Callable[..., Any],
         timed: "_Now",
         states: list[brainstate.State[Any]],
         chunk: int | None,
+        alone: bool,
+    ) -> tuple[list[Any], list[Any]]:
+        """One gradient per window, summed, by folding; the losses and the aux in parts, as windows have lengths."""
+        total, found, traces = zeros_like(states), [], None if alone else self.traces.value
+        pieces = _in_windows(timed, chunk)
+        for n, (window, windows) in enumerate(pieces):
+            last = alone and n == len(pieces) - 1
+            folded = self._fold_gradients(program, traces, loss_of, windows, states, window=window, last=last)
+            total, traces = jax.tree.map(jnp.add, total, folded.gradients), folded.traces
+            found.append((folded.losses, folded.aux))
+        if not alone:
+            self.traces.value = traces
+        return total, found
+
+    def _add_gradients(
+        self, loss_of: Callable[..., Any], timed: "_Now", states: list[brainstate.State[Any]], chunk: int | None
     ) -> tuple[list[Any], list[Any]]:
         """One gradient per window, summed; with the losses and the aux of every call, in parts."""
 
         def body(total: list[Any], now: _Now) -> Any:
-            length = None if chunk is None else jax.tree.leaves(now)[0].shape[0]
-            gradient = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)
-            with self._rolling_last(program, length) as roll:
-                gradients, out = gradient(now)
-                gradients = roll(list(gradients))
-            return jax.tree.map(jnp.add, total, gradients), out
+            gradients, out = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)(now)
+            return jax.tree.map(jnp.add, total, list(gradients)), out
 
         return _scan_windows(body, zeros_like(states), timed, chunk)
 
@@ -261,19 +274,25 @@ def _run_windows(body: Callable[[_Now], Any], timed: _Now, chunk: int | None) ->
 
 def _scan_windows(body: Callable[..., Any], carry: Any, timed: _Now, chunk: int | None) -> tuple[Any, list[Any]]:
     """A scan over windows; what they return is in parts, a shorter last window being one of its own."""
-    if chunk is None:
-        carry, out = brainstate.transform.scan(body, carry, timed)
-        return carry, [out]
-    length = jax.tree.leaves(timed)[0].shape[0]
-    whole, parts = length // chunk * chunk, []
-    if whole:
-        windows = jax.tree.map(lambda a: a[:whole].reshape(whole // chunk, chunk, *a.shape[1:]), timed)
+    parts = []
+    for _, windows in _in_windows(timed, chunk):
         carry, out = brainstate.transform.scan(body, carry, windows)
         parts.append(out)
-    if length > whole:
-        carry, out = body(carry, _cut(timed, whole, length))
-        parts.append(jax.tree.map(lambda a: jnp.asarray(a)[None], out))
     return carry, parts
+
+
+def _in_windows(timed: _Now, chunk: int | None) -> list[tuple[int | None, _Now]]:
+    """Windows of one length after the other, stacked, each with its number of steps; None for single steps."""
+    if chunk is None:
+        return [(None, timed)]
+    length = jax.tree.leaves(timed)[0].shape[0]
+    whole = length // chunk * chunk
+    pieces = [(chunk, _cut(timed, 0, whole)), (length - whole, _cut(timed, whole, length))]
+    return [
+        (size, jax.tree.map(lambda a, size=size: a.reshape(-1, size, *a.shape[1:]), piece))
+        for size, piece in pieces
+        if size and jax.tree.leaves(piece)[0].shape[0]
+    ]
 
 
 def _cut(timed: _Now, start: int, stop: int) -> _Now:

@@ -218,7 +218,9 @@ class ParamDimTraces:
             return ()
         return spread_evenly(graph, link.group, relation.index)
 
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+    def fold(
+        self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands, *, last: bool = False
+    ) -> tuple[Operands, Any]:
         """``∇w = xy_to_dw(x, ȳ + Dfᵀ λ) + ⟨λ_0, ε_0⟩``: one product over all steps, and one over the entry trace.
 
         The credits ``λ`` come from a backward sweep over the signals.
@@ -226,20 +228,20 @@ class ParamDimTraces:
         if traces is not None and steps.values.length == 1:
             return self._fold_one(graph, traces, steps, operands)
         recorded, signals = steps.values, self.recursion.signals(steps.signals)
-        at_exit, products = self.signal.place == "exit", traces is not None
-        swept = sweep(graph, recorded, signals, steps.drives, at_exit=at_exit, products=products)
+        swept = sweep(
+            graph, recorded, signals, steps.drives, at_exit=self.signal.place == "exit", products=not last
+        )
         xs = recorded.stacked.xs
         gradients = [
             jax.tree.map(jnp.zeros_like, weights) if met is None else pull_sequence(operator, x, met, weights)
             for operator, x, met, weights in zip(graph.operators, xs, swept.cotangents, operands, strict=True)
         ]
-        if traces is None:
-            return tuple(gradients), None
-        for r, entered in enumerate(self._contract_all(graph, traces, swept.entry, operands)):
-            gradients[r] = add_trees(gradients[r], entered)
-        # the traces are read before they move: else XLA would keep a copy of them
-        traces, gradients = jax.lax.optimization_barrier((traces, gradients))
-        return tuple(gradients), self._roll_swept(graph, traces, recorded, operands, swept)
+        if traces is not None:
+            for r, entered in enumerate(self._contract_all(graph, traces, swept.entry, operands)):
+                gradients[r] = add_trees(gradients[r], entered)
+            if not last:  # the traces are read before they move: else XLA would keep a copy of them
+                traces, gradients = jax.lax.optimization_barrier((traces, gradients))
+        return tuple(gradients), None if last else self._roll_swept(graph, traces, recorded, operands, swept)
 
     def _fold_one(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
         """A single step: the signal meets the traces where it is, and each pass over them is one pass over memory.
@@ -292,7 +294,9 @@ class ParamDimTraces:
     def _roll_swept(
         self, graph: TraceGraph, traces: Any, steps: RecordedSteps, operands: Operands, swept: Swept
     ) -> Any:
+        """The traces after recorded steps; None for traces that are zero before them."""
         rolled, xs, last = {}, steps.stacked.xs, steps.last()
+        known, traces = traces is not None, self.init(graph) if traces is None else traces
         for r, relation, link, jacobian in _links(graph, last):
             key = link_key(relation, link)
             if link.group not in swept.whole:  # nothing recurs, so the last step alone is remembered
@@ -306,7 +310,8 @@ class ParamDimTraces:
                 else window(relation, link, xs[r], c, operands[r])
                 for c, e in zip(swept.carried[r, link.group], traces[key], strict=True)
             ]
-            rolled[key] = self._advance(relation, link, traces, swept.whole[link.group], terms)
+            whole = swept.whole[link.group] if known else tuple((None,) * len(row) for row in swept.whole[link.group])
+            rolled[key] = self._advance(relation, link, traces, whole, terms)
         return rolled
 
     def _advance(
@@ -341,7 +346,8 @@ class ParamDimTraces:
         new: list[Trace | None] = []
         for kept, *parts in zip(old, carried, terms, strict=True):
             present = [part for part in parts if part is not None]
-            new.append(None if kept is None else _store(add_trees(*present), kept))
+            moved = add_trees(*present) if present else jax.tree.map(jnp.zeros_like, kept)
+            new.append(None if kept is None else _store(moved, kept))
         return tuple(new)
 
     def _carry(self, relation: HiddenParamOpRelation, link: GroupLink, row: Row, old: Any) -> Trace | None:

@@ -221,7 +221,9 @@ class FactorisedTraces:
         met = rolled if self.signal.place == "exit" else traces
         return rolled, Followed(values.xs, {key: met["input"][key] for key in streamed}, met["output"])
 
-    def fold(self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands) -> tuple[Operands, Any]:
+    def fold(
+        self, graph: TraceGraph, traces: Any, steps: FoldedSteps, operands: Operands, *, last: bool = False
+    ) -> tuple[Operands, Any]:
         """``γ``, the signals through both filters, with what passes within the steps, and one product with the data.
 
         Relations whose operator is not known to be linear in its data have their input filters run step by step.
@@ -259,13 +261,15 @@ class FactorisedTraces:
                 filtered = pull_sequence(operator, xs, credits[linear.index(o)], operands[o])
                 pulled = {key: pulled[key] if key == "bias" else found for key, found in filtered.items()}
             gradients.append(pulled)
-        if traces is None:
-            return tuple(gradients), None
-        rolled = {**steps.followed, "input": dict(steps.followed["input"])}
-        for r, signal in zip(linear, first, strict=True):
+        for r, signal in zip(linear, first, strict=True) if traces is not None else ():
             old = start["input"][keys[r]]
             entered = pull_step(relations[r], old.astype(signal.dtype), signal, operands[r])
             gradients[r] = {k: g if k == "bias" else g + entered[k] for k, g in gradients[r].items()}
+        if last:
+            return tuple(gradients), None
+        rolled = {**steps.followed, "input": dict(steps.followed["input"])}
+        for r in linear:
+            old = start["input"][keys[r]]
             seen = self._view_sequence(relations[r], kept.xs[r], operands[r])
             rolled["input"][keys[r]] = decayed_sum(self.decay_x, old, seen).astype(old.dtype)
         return tuple(gradients), rolled
