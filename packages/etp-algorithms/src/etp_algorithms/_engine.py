@@ -50,6 +50,7 @@ __all__ = [
     "WindowResult",
     "attach_traces",
     "run_window",
+    "spread_in_time",
 ]
 
 SignalPlace = Literal["entry", "exit"]
@@ -98,17 +99,31 @@ class FoldedSteps(NamedTuple):
 
     Attributes:
         values: what the algorithm reads of the steps.
-        signals: the cotangents of the states at the entry of every step, or at its exit. For windows they are zero but
-            at the entry of the first step.
+        signals: the cotangents of the states at the entry of every step, or at its exit.
         drives: for every marked operator the cotangent of its output within the call, None for a structural zero; with
             the signal at the exit without the ways through the states that the traces account for.
         followed: the traces after the steps, of a :class:`FollowingAlgorithm`.
+        spacing: the signals are those of one step in so many, of the first, and zero between; more than 1 for windows.
     """
 
     values: RecordedSteps
     signals: Signals
     drives: tuple[jax.Array | None, ...]
     followed: Any = ()
+    spacing: int = 1
+
+    def spread_signals(self) -> Signals:
+        """The signals of every step."""
+        return jax.tree.map(lambda s: spread_in_time(s, self.spacing), self.signals)
+
+
+def spread_in_time(signal: jax.Array, spacing: int) -> jax.Array:
+    """What there is of one step in ``spacing``, time leading, with zeros between."""
+    if spacing == 1:
+        return signal
+    between = jnp.zeros((signal.shape[0], spacing - 1, *signal.shape[1:]), signal.dtype)
+    whole = jnp.concatenate([signal[:, None], between], 1)
+    return whole.reshape(-1, *signal.shape[1:])
 
 
 @runtime_checkable

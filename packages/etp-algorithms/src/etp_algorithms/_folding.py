@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from etp_algorithms._calls import CompiledStep, read_slots, read_states, window_length, write_slots
 from etp_algorithms._compiler._graph import TraceGraph
+from etp_algorithms._compiler._products import PlainProduct
 from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm
 from etp_algorithms._modulator import zero_modulator
 from etp_algorithms._report import bytes_of
@@ -24,6 +25,7 @@ from etp_algorithms._trees import add_trees
 __all__ = ["Folded", "calls_per_fold", "fold_gradients", "run_on_tape", "tape_of"]
 
 _LEAST_BUDGET = 8 * 2**20
+_ALONE_BUDGET = 24 * 2**20
 
 
 def tape_of(program: CompiledStep, window: int | None) -> Tape:
@@ -56,7 +58,7 @@ def run_on_tape(
     if tape.window is not None and modulator is not None and not modulator_stacked:
         modulator = jax.tree.map(lambda m: jnp.broadcast_to(m, (tape.window, *m.shape)), modulator)
     feedback = algorithm.signal.feedback
-    result, values, tape.followed.value = record_call(
+    result, values, kept, tape.followed.value = record_call(
         graph,
         algorithm,
         (*read_states(captured), arguments),
@@ -66,7 +68,7 @@ def run_on_tape(
         substitutes=feedback.substitutes(graph) if feedback else None,
     )
     outputs, hidden, others = result
-    tape.record.value = Recording(values, modulator)
+    tape.record.value = Recording(values, kept, modulator)
     write_slots(captured.hidden, hidden)
     write_slots(captured.others, others)
     if tape.window is None and stacked is not None:
@@ -134,31 +136,38 @@ def fold_gradients(
         total, (losses, aux, moved, record) = brainstate.transform.scan(one_call, total, chunk)
         parameters = read_slots(captured.parameters, captured.step.parameters)
         operands = evaluate_operands(graph, parameters)
-        steps, first = tape.folded(moved, record, parameters, _length(chunk))
-        cotangents, rolled = algorithm.fold(graph, traces, steps, operands, last=last)
-        if first is not None and traces is not None:
-            entered = algorithm.solve(graph, traces, first, operands)
+        taped = tape.taped(moved, record, parameters, _length(chunk))
+        cotangents, rolled = algorithm.fold(graph, traces, taped.steps, operands, last=last)
+        if taped.first is not None and traces is not None:
+            entered = algorithm.solve(graph, traces, taped.first, operands)
             cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
-        pulled = iter(_pull_operands(graph, parameters, cotangents))
+        pulled = iter(_pull(graph, parameters, cotangents, taped.products))
         folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
         total = [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)]
         return Folded(total, rolled, losses, aux)
 
-    length, trace_bytes = _length(timed), bytes_of(jax.eval_shape(lambda: algorithm.init(graph)))
-    size = calls_per_fold(length, tape.bytes_per_call, trace_bytes, limit)
+    alone = traces is None and last and not isinstance(algorithm, FollowingAlgorithm)
+    trace_bytes = bytes_of(jax.eval_shape(lambda: algorithm.init(graph)))
+    size = calls_per_fold(_length(timed), tape.bytes_per_call, trace_bytes, limit, alone=alone)
     return _in_folds(one_fold, lambda: algorithm.init(graph), zeros_like(states), traces, timed, size, last=last)
 
 
-def calls_per_fold(length: int, bytes_per_call: int, trace_bytes: int, memory_limit: int | None) -> int:
+def calls_per_fold(
+    length: int, bytes_per_call: int, trace_bytes: int, memory_limit: int | None, *, alone: bool = False
+) -> int:
     """How many calls are recorded before they are folded.
 
     Args:
         length: the calls of the sequence.
         bytes_per_call: the memory of one recorded call.
         trace_bytes: the memory of the traces.
-        memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least.
+        memory_limit: bytes for the recording; None allows twice what the traces take, and 8 MiB at least; a sequence
+            that stands alone may take 24 MiB, if it then needs no trace.
+        alone: the sequence starts from zero traces, and none are asked for at its end.
     """
     budget = max(2 * trace_bytes, _LEAST_BUDGET) if memory_limit is None else memory_limit
+    if alone and memory_limit is None and length * bytes_per_call <= _ALONE_BUDGET:
+        return length
     most = max(1, min(length, budget // max(bytes_per_call, 1)))
     divisor = next(size for size in range(most, 0, -1) if length % size == 0)
     if 2 * divisor >= most:  # all folds are alike, and one program serves them
@@ -177,41 +186,46 @@ def _in_folds(
     *,
     last: bool,
 ) -> Folded:
-    """Run ``one_fold`` over chunks of ``size`` calls, the last one shorter if it must be.
-
-    The first knows if the traces are zero, and the last one if they are not asked for; those between are one program.
-    """
+    """Run ``one_fold`` over chunks of ``size`` calls, the last one shorter if it must be."""
     length, outs = _length(timed), []
-    whole, rest = divmod(length, size)
-    alike = whole - (last and not rest)
-    if alike > 1:
+    whole = length // size if length > size else 0
+    if whole:
         traces = zero_traces() if traces is None else traces
 
         def body(carry: Any, chunk: Any) -> Any:
             found = one_fold(*carry, chunk, last=False)
             return (found.gradients, found.traces), (found.losses, found.aux)
 
-        chunks = jax.tree.map(lambda a: a[: alike * size].reshape(alike, size, *a.shape[1:]), timed)
+        chunks = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), timed)
         (total, traces), out = brainstate.transform.scan(body, (total, traces), chunks)
-        outs.append(jax.tree.map(lambda a: a.reshape(alike * size, *a.shape[2:]), out))
-    for start, stop, ends in ((0, size, False),) * (alike == 1) + ((alike * size, length, last),):
-        if stop > start:
-            found = one_fold(total, traces, jax.tree.map(lambda a: a[start:stop], timed), last=ends)
-            total, traces = found.gradients, found.traces
-            outs.append((found.losses, found.aux))
+        outs.append(jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), out))
+    if whole * size < length:
+        found = one_fold(total, traces, jax.tree.map(lambda a: a[whole * size :], timed), last=last)
+        total, traces = found.gradients, found.traces
+        outs.append((found.losses, found.aux))
     losses, aux = outs[0] if len(outs) == 1 else jax.tree.map(lambda *parts: jnp.concatenate(parts), *outs)
-    return Folded(total, traces, losses, aux)
+    return Folded(total, None if last else traces, losses, aux)
 
 
 def _length(timed: Any) -> int:
     return jax.tree.leaves(timed)[0].shape[0]
 
 
-def _pull_operands(graph: TraceGraph, parameters: Arrays, cotangents: Sequence[Any]) -> Arrays:
-    """The gradients of the parameter arrays that gradients of the operands entail."""
-    operands, pull = jax.vjp(lambda p: evaluate_operands(graph, p), parameters)
+def _pull(
+    graph: TraceGraph,
+    parameters: Arrays,
+    cotangents: Sequence[Any],
+    products: Sequence[tuple[PlainProduct, jax.Array, jax.Array]],
+) -> Arrays:
+    """The gradients of the parameter arrays that gradients of operands and recorded plain products entail."""
+
+    def weights_of(parameters: Arrays) -> Any:
+        given = dict(zip((leaf.input for leaf in graph.step.parameters), parameters, strict=True))
+        return evaluate_operands(graph, parameters), tuple(product.weight_of(given) for product, _, _ in products)
+
+    (operands, _), pull = jax.vjp(weights_of, parameters)
     matched = jax.tree.map(lambda c, w: c.astype(w.dtype), tuple(cotangents), operands)
-    return pull(matched)[0]
+    return pull((matched, tuple(product.pull(xs, ys) for product, xs, ys in products)))[0]
 
 
 def _add_leaves(total: Any, leaves: list[jax.Array] | None) -> Any:

@@ -15,7 +15,6 @@ from etp_algorithms._calls import (
     by_path,
     check_arguments,
     first_step,
-    read_slots,
     read_states,
     resized_inputs,
     states_of_calls,

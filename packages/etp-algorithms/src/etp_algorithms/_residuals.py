@@ -18,14 +18,26 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._step import Arrays, StepPoint
-from etp_core.jaxpr import Atom, Equation, Program, Variable, dependents, evaluate, needed, trace, value_of
+from etp_core.jaxpr import (
+    Atom,
+    Constant,
+    Equation,
+    Program,
+    Variable,
+    dependents,
+    evaluate,
+    needed,
+    renamed,
+    trace,
+    value_of,
+)
 
-__all__ = ["RecordedSteps", "Residuals", "residuals_of"]
+__all__ = ["RecordedSteps", "Residuals", "bytes_in", "residuals_of"]
 
 _CHEAP = frozenset(
     "abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p eq expand_dims ge gt"
-    " integer_pow is_finite le lt max min mul ne neg not or pad reshape select_n sign slice split square squeeze"
-    " stop_gradient sub".split()
+    " integer_pow is_finite le lt max min mul ne neg not one_minus_square or pad reshape select_n sign slice split"
+    " square squeeze stop_gradient sub".split()
 )
 _SCALE = 2**30
 
@@ -95,6 +107,11 @@ class Residuals:
     kept: tuple[Variable, ...]
     fixed: tuple[tuple[Variable, Variable], ...]
 
+    @property
+    def bytes(self) -> int:
+        """The memory of what is kept of one step."""
+        return sum(map(bytes_in, self.kept))
+
     def save(self, point: StepPoint) -> list[jax.Array]:
         """What is recorded of a step, without any derivative."""
         given = {inner: jax.lax.stop_gradient(point.env[v]) for inner, v in self.sources}
@@ -127,7 +144,7 @@ class Residuals:
         return read
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def residuals_of(graph: TraceGraph, algorithm: Reader) -> Residuals:
     """What to record of a step for ``algorithm``."""
     step = graph.step
@@ -144,6 +161,7 @@ def residuals_of(graph: TraceGraph, algorithm: Reader) -> Residuals:
         return found
 
     program = trace(read, *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in sources))
+    program = _merged(program, step.equations, dict(zip(sources, program.inputs, strict=True)))
     inner = dict(zip(program.inputs, sources, strict=True))
     moving = {*inputs} - {leaf.input for leaf in step.parameters}
     moving.update(v for e in dependents(step.equations, moving) for v in e.outputs)
@@ -159,6 +177,39 @@ def residuals_of(graph: TraceGraph, algorithm: Reader) -> Residuals:
         kept,
         tuple((v, inner[v]) for v in program.inputs if v in fixed and v in made_again),
     )
+
+
+def _merged(program: Program, equations: Sequence[Equation], inputs: dict[Variable, Variable]) -> Program:
+    """``program`` without what ``equations`` find already: their outputs are inputs of it, as ``inputs`` says."""
+    known = {_key(e, [renamed(atom, inputs) for atom in e.inputs]): [inputs[v] for v in e.outputs] for e in equations}
+    env: dict[Variable, Atom] = {}
+    kept = []
+    for equation in program.equations:
+        operands = tuple(renamed(atom, env) for atom in equation.inputs)
+        found: list[Any] = list(operands)
+        if equation.primitive.name != "stop_gradient":
+            found = known.setdefault(_key(equation, operands), list(equation.outputs))
+        if found == list(equation.outputs):
+            kept.append(replace(equation, inputs=operands))
+        else:
+            env.update(zip(equation.outputs, found, strict=True))
+    return Program(program.inputs, tuple(renamed(atom, env) for atom in program.outputs), tuple(kept))
+
+
+def _key(equation: Equation, operands: Sequence[Atom]) -> Any:
+    """Equal for two equations that give the same; the equation itself if that cannot be told."""
+    atoms = [a if isinstance(a, Variable) else _constant(a) for a in operands]
+    key = (equation.primitive, tuple(sorted(equation.params.items())), tuple(atoms))
+    try:
+        hash(key)
+    except TypeError:
+        return equation
+    return key
+
+
+def _constant(atom: Constant) -> Any:
+    value = np.asarray(atom.value)
+    return (value.dtype, value.item()) if value.ndim == 0 else atom
 
 
 def _read_by(equations: Sequence[Equation], outputs: Sequence[Atom]) -> set[Atom]:
@@ -201,8 +252,13 @@ def _cut(program: Program, fixed: set[Variable]) -> tuple[Variable, ...]:
     return tuple(v for v, n in number.items() if 2 * n + 1 in behind and 2 * n not in behind)
 
 
+def bytes_in(atom: Atom) -> int:
+    """The memory of one value."""
+    return math.prod(atom.aval.shape) * atom.aval.dtype.itemsize
+
+
 def _weights(variables: Sequence[Atom]) -> list[int]:
     """The bytes of the variables, as numbers small enough that their sum is one of 32 bits."""
-    sizes = [max(1, math.prod(v.aval.shape) * v.aval.dtype.itemsize) for v in variables]
+    sizes = [max(1, bytes_in(v)) for v in variables]
     unit = sum(sizes) // _SCALE + 1
     return [-(-size // unit) for size in sizes]

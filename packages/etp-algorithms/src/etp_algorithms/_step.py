@@ -96,6 +96,7 @@ def evaluate_at_exit(
     *,
     seen: Arrays | None = None,
     drives: Sequence[jax.Array | None] | None = None,
+    products: Mapping[Equation, tuple[frozenset[int], jax.Array]] | None = None,
     everywhere: bool = False,
     whole: bool = False,
     substitutes: Substitutes | None = None,
@@ -115,7 +116,8 @@ def evaluate_at_exit(
         shifts: one per differentiable hidden array.
         seen: the hidden arrays at entry as outputs see them that read them directly; None for ``hidden``.
         drives: zeros, one per marked operator, added to its output wherever its weight is not traced, or None for
-            an operator without such a place; with them no weight gets a derivative of its own.
+            an operator without such a place; with them no weight of a marked operator gets a derivative of its own.
+        products: equations with their weights' places, which get no derivative either, and what is added to the result.
         everywhere: a traced weight gets no derivative on any other way either.
         whole: the traces account for every way to any new hidden state, so that only outputs see the shifts.
         substitutes: equations to be evaluated by another function.
@@ -130,7 +132,11 @@ def evaluate_at_exit(
         environments = dict.fromkeys(plan.contexts, raw) | {None: dict(given)}
     if seen is not None:
         environments[None].update(zip((leaf.input for leaf in step.hidden), seen, strict=True))
+    products = products or {}
+    places = {equation: place for equation, (place, _) in products.items()}
+    added = {equation.outputs[0]: zero for equation, (_, zero) in products.items()}
     allowed = {context: _allow(graph, context, drives, everywhere) for context in plan.contexts}
+    allowed = {context: ({**cuts, **places}, {**offsets, **added}) for context, (cuts, offsets) in allowed.items()}
     for equation, contexts in plan.schedule:
         for context in contexts:
             cuts, offsets = allowed[context]

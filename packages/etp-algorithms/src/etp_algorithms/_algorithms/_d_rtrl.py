@@ -229,7 +229,13 @@ class ParamDimTraces:
             return self._fold_one(graph, traces, steps, operands)
         recorded, signals = steps.values, self.recursion.signals(steps.signals)
         swept = sweep(
-            graph, recorded, signals, steps.drives, at_exit=self.signal.place == "exit", products=not last
+            graph,
+            recorded,
+            signals,
+            steps.drives,
+            spacing=steps.spacing,
+            at_exit=self.signal.place == "exit",
+            products=not last,
         )
         xs = recorded.stacked.xs
         gradients = [

@@ -236,7 +236,7 @@ class FactorisedTraces:
         keys, streamed = [input_key(graph, relation) for relation in relations], _streamed_keys(graph)
         linear = [r for r, relation in enumerate(relations) if relation.x is not None and keys[r] not in streamed]
         masses = {key: self._masses(mass, steps.values.length) for key, mass in start["mass"].items()}
-        met = ({"output": kept.outputs, "mass": masses}, steps.signals)
+        met = ({"output": kept.outputs, "mass": masses}, steps.spread_signals())
 
         def outputs(now: Any, chosen: Sequence[int]) -> list[jax.Array]:
             return [self._signal(relations[r], *now).astype(relations[r].y.aval.dtype) for r in chosen]

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import GroupLink
 from etp_algorithms._compiler._transitions import GroupJacobian
+from etp_algorithms._engine import spread_in_time
 from etp_algorithms._residuals import RecordedSteps
 
 __all__ = ["Row", "Swept", "recurs", "sweep"]
@@ -60,6 +61,7 @@ def sweep(
     signals: Sequence[Row] | None,
     drives: Sequence[jax.Array | None] = (),
     *,
+    spacing: int = 1,
     at_exit: bool = False,
     products: bool = True,
 ) -> Swept:
@@ -71,6 +73,7 @@ def sweep(
         signals: ``s`` per group and state, each ``(K, *varshape)`` or None for a state without any; None for the
             products alone.
         drives: ``ȳ`` of every marked operator, time leading, or None for zero.
+        spacing: there are signals at one step in so many, the first of each.
         at_exit: the signals are those of the states after the steps, not before them.
         products: whether ``P`` is asked for.
     """
@@ -82,41 +85,55 @@ def sweep(
         still = [g for g, j in enumerate(shape_of) if j is not None and g not in moving]
         jacobians = steps.stacked.jacobians if still else ()
         for g in still:
-            credits = signals[g] if at_exit else tuple(None if s is None else _next(s) for s in signals[g])
+            each = [None if s is None else spread_in_time(s, spacing) for s in signals[g]]
+            credits = tuple(each) if at_exit else tuple(None if s is None else _next(s) for s in each)
             entry[g] = tuple(None if at_exit or s is None else s[0] for s in signals[g])
             for r, link in _links_of(graph, g):
                 meet = jax.vmap(lambda df, credit, link=link: _meet(link, df, credit))
                 cotangents[r] = _sum(cotangents[r], meet(jacobians[g].inputs[r], credits))
     if not moving:
         return Swept(tuple(cotangents), tuple(entry), {}, {})
-    driven = {r for g in moving for r, _ in _links_of(graph, g)} if signals is not None else set()
+    driven = sorted({r for g in moving for r, _ in _links_of(graph, g)}) if signals is not None else []
     reached = {g: _closure(shape_of[g].transition) for g in moving}
     start = {g: _start(graph, g, reached[g], None if signals is None else signals[g], products) for g in moving}
-    asked = None if signals is None else {g: signals[g] for g in moving}
+    given = {} if signals is None else {(g, a): s for g in moving for a, s in enumerate(signals[g]) if s is not None}
+    buffers, within = _buffers(graph, driven, cotangents, given if spacing == 1 else {}, steps.length)
+    outside = {key: s for key, s in given.items() if key not in within.values()}
 
     def back(carry: Any, now: Any) -> Any:
-        jacobians, (given, met) = now[0].jacobians, now[1]
-        met, carried, earlier = dict(met), {}, {}
+        (behind, buffers), (values, (asked, t)) = carry, now
+        jacobians, carried, earlier = values.jacobians, {}, {}
+        if spacing > 1:
+            asked = {key: _first_in(s, t, spacing) for key, s in outside.items()}
+        here = {r: jax.lax.dynamic_index_in_dim(buffer, t, keepdims=False) for r, buffer in buffers.items()}
+        here, buffers = jax.lax.optimization_barrier((here, buffers))
+        asked = {**asked, **{key: here.pop(r) for r, key in within.items()}}
+        met: dict[int, Any] = {r: here.get(r) if cotangents[r] is not None else None for r in driven}
         for g in moving:
-            d, (credit, product) = jacobians[g].transition, carry[g]
+            d, (credit, product) = jacobians[g].transition, behind[g]
             if credit is not None:
+                found = tuple(asked.get((g, a)) for a in range(len(credit)))
                 if at_exit:
-                    credit = tuple(map(_sum, credit, given[g]))
+                    credit = tuple(map(_sum, credit, found))
                 for r, link in _links_of(graph, g):
                     met[r] = _sum(met[r], _meet(link, jacobians[g].inputs[r], credit))
-                flows = (_sum(None if at_exit else s, _row(d, credit, b)) for b, s in enumerate(given[g]))
-                credit = tuple(map(_or_zero, flows, carry[g][0]))
+                flows = (_sum(None if at_exit else s, _row(d, credit, b)) for b, s in enumerate(found))
+                credit = tuple(map(_or_zero, flows, behind[g][0]))
             if product is not None:
                 for r, link in _links_of(graph, g):
                     carried[r, g] = tuple(_carry(link, row, jacobians[g].inputs[r]) for row in product)
                 product = tuple(tuple(_or_zero(_row(d, row, b), kept) for b, kept in enumerate(row)) for row in product)
             earlier[g] = credit, product
-        return earlier, (met, carried)
+        buffers = {
+            r: jax.lax.dynamic_update_index_in_dim(buffer, _or_zero(met[r], buffer[0]), t, 0)
+            for r, buffer in buffers.items()
+        }
+        return (earlier, buffers), carried
 
-    before = {r: cotangents[r] for r in sorted(driven)}
-    last, (met, carried) = steps.scan(back, start, (asked, before), reverse=True)
+    each = (outside if spacing == 1 else {}, jnp.arange(steps.length))
+    (last, buffers), carried = steps.scan(back, (start, buffers), each, reverse=True)
     for r in driven:
-        cotangents[r] = met[r]
+        cotangents[r] = buffers[r]
     whole = {}
     for g, (credit, product) in last.items():
         entry[g] = credit if credit is not None else ()
@@ -126,6 +143,35 @@ def sweep(
                 for pair in zip(product, reached[g], strict=True)
             )
     return Swept(tuple(cotangents), tuple(entry), carried, whole)
+
+
+def _buffers(
+    graph: TraceGraph,
+    driven: Sequence[int],
+    drives: Sequence[jax.Array | None],
+    signals: Mapping[Any, jax.Array],
+    length: int,
+) -> tuple[dict[int, jax.Array], dict[int, Any]]:
+    """Where the pass writes the cotangents of operators, in place of what it reads at the same step.
+
+    That is the drive of the operator; if it has none, a signal of the same shape; else new memory.
+
+    Returns:
+        An array per operator, and for those that hold a signal which one.
+    """
+    buffers: dict[int, jax.Array] = {}
+    within: dict[int, Any] = {}
+    for r in driven:
+        y, drive = graph.hidden_param_op_relations[r].y.aval, drives[r]
+        if drive is None:
+            like = (length, *y.shape), y.dtype
+            free = (key for key, s in signals.items() if key not in within.values() and (s.shape, s.dtype) == like)
+            key = next(free, None)
+            if key is not None:
+                within[r] = key
+            drive = jnp.zeros(*like) if key is None else signals[key]
+        buffers[r] = drive
+    return buffers, within
 
 
 def _start(
@@ -186,6 +232,12 @@ def _or_zero(value: Any, kept: jax.Array | None) -> jax.Array | None:
     if kept is None:
         return None
     return jnp.zeros_like(kept) if value is None else jnp.asarray(value, kept.dtype)
+
+
+def _first_in(signal: jax.Array, t: jax.Array, spacing: int) -> jax.Array:
+    """The signal at step ``t``, of signals at one step in ``spacing``."""
+    found = jax.lax.dynamic_index_in_dim(signal, t // spacing, keepdims=False)
+    return jnp.where(t % spacing == 0, found, 0)
 
 
 def _next(signal: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from etp_algorithms._compiler._groups import HiddenGroup, find_hidden_groups
 from etp_algorithms._compiler._irreversible import name_irreversible_loops
 from etp_algorithms._compiler._policy import ControlFlowPolicy
 from etp_algorithms._compiler._positions import PositionAnalysis
+from etp_algorithms._compiler._products import PlainProduct, find_products
 from etp_algorithms._compiler._program import StepProgram
 from etp_algorithms._compiler._relations import HiddenParamOpRelation, find_relations
 from etp_algorithms._compiler._splits import slice_splits
@@ -71,6 +72,11 @@ class TraceGraph:
     def exit_plan(self) -> ExitPlan:
         """The order of evaluation that tells the new states of one group from another."""
         return plan_exits(self.step, self.hidden_groups)
+
+    @cached_property
+    def products(self) -> tuple[PlainProduct, ...]:
+        """The products with weights that are not marked."""
+        return find_products(self.step)
 
     @cached_property
     def adjacencies(self) -> tuple[GroupAdjacency, ...]:
