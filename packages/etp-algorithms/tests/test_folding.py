@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from etp_algorithms import D_RTRL, oracle, pp_prop
+from etp_algorithms import D_RTRL, MultiStepData, ThreeFactor, oracle, pp_prop
 from etp_algorithms._folding import calls_per_fold
+from etp_ops import matmul
 
 from . import models
+from .helpers import quietly
 
 pytestmark = pytest.mark.thorough
 
@@ -27,7 +29,7 @@ def learner_of(factory, algorithm, batch_size=2, **options):
     model = factory()
     brainstate.nn.init_all_states(model, **({} if batch_size is None else {"batch_size": batch_size}))
     learner = ALGORITHMS[algorithm](model, **options)
-    learner.compile_graph(models.inputs(batch=batch_size)[0])
+    quietly(learner.compile_graph, models.inputs(batch=batch_size)[0])
     return learner
 
 
@@ -139,3 +141,151 @@ def test_the_recording_does_not_grow_with_the_sequence_beyond_its_budget():
 
     losses_and_inputs = 1000 * (2 * models.IN + 4) * 8 * 2
     assert temporary_bytes(1000) < 1.5 * temporary_bytes(50) + losses_and_inputs
+
+
+# --- windows ---------------------------------------------------------------------------------------------
+
+
+def windows(learner, xs, chunk_size=3, **options):
+    def step(x):
+        return jnp.sum(learner(MultiStepData(x)) ** 2, axis=(1, 2))
+
+    return learner.etrace_grad(xs, step_fn=step, chunk_size=chunk_size, reduction="sum", **options)
+
+
+@pytest.mark.parametrize("factory", [models.gru, models.adaptive_spiking, models.plain_recurrence])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("signal", ["entry", "exit"])
+def test_folded_windows_are_those_of_streaming(factory, algorithm, signal):
+    xs = models.inputs(steps=8)  # the last window is shorter
+    folded = learner_of(factory, algorithm, memory_limit=9000, signal=signal)
+    streamed = learner_of(factory, algorithm, kernels="reference", signal=signal)
+    assert oracle.relative_deviation(windows(folded, xs), windows(streamed, xs)) < 1e-13
+    for a, b in zip(jax.tree.leaves(folded.traces.value), jax.tree.leaves(streamed.traces.value), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("by_lane", [False, True])
+def test_episodes_may_begin_within_a_folded_window(by_lane):
+    xs = models.inputs(steps=7)
+    flags = jnp.arange(7) == 4
+    flags = flags[:, None] & jnp.array([True, False]) if by_lane else flags
+    folded, streamed = learner_of(models.lstm, "d_rtrl"), learner_of(models.lstm, "d_rtrl", kernels="reference")
+    found, expected = windows(folded, xs, resets=flags), windows(streamed, xs, resets=flags)
+    assert oracle.relative_deviation(found, expected) < 1e-13
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_modulator_goes_with_folded_windows(stacked):
+    xs = models.inputs(steps=6)
+
+    def gradient_of(kernels):
+        model = models.lstm()
+        brainstate.nn.init_all_states(model, batch_size=2)
+        learner = ThreeFactor(model, kernels=kernels)
+        learner.compile_graph(xs[0])
+
+        def step(x):
+            modulator = MultiStepData(x.sum((1, 2))) if stacked else x[0].sum()
+            return jnp.sum(learner(MultiStepData(x), modulator=modulator) ** 2, axis=(1, 2))
+
+        return learner.etrace_grad(xs, step_fn=step, chunk_size=3)
+
+    assert oracle.relative_deviation(gradient_of("auto"), gradient_of("reference")) < 1e-13
+
+
+@pytest.mark.parametrize("passed", ["a part of the window", "a step"])
+def test_a_window_must_be_passed_whole(passed):
+    learner = learner_of(models.leaky, "d_rtrl")
+
+    def step(x):
+        return jnp.sum(learner(x[0] if passed == "a step" else MultiStepData(x[1:])) ** 2) * jnp.ones(len(x))
+
+    with pytest.raises(ValueError, match=r"got a window of 3 steps and passed .* Wrap what has a time axis"):
+        learner.etrace_grad(models.inputs(), step_fn=step, chunk_size=3)
+
+
+# --- a complete sequence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_a_complete_sequence_does_not_touch_the_traces(chunk_size):
+    xs = models.inputs(steps=6)
+    learner = learner_of(models.gru, "d_rtrl")
+    driver = gradient if chunk_size is None else windows
+    stateful = brainstate.transform.StatefulFunction(lambda: driver(learner, xs, complete_sequence=True))
+    stateful.make_jaxpr()
+    assert learner.traces not in stateful.get_write_states()
+
+
+# --- what the step reads ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal", ["entry", "exit"])
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_an_encoder_before_the_learner_learns_as_one_within_the_model(signal, chunk_size):
+    xs = models.inputs(steps=6)
+    encoder = jnp.eye(models.IN) * 0.5
+
+    class Whole(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.cell = brainstate.ParamState(encoder), models.gru()
+
+        def update(self, x):
+            return self.cell(x @ self.encoder.value)
+
+    def losses(out):
+        return jnp.sum(out**2) if chunk_size is None else jnp.sum(out**2, axis=(1, 2))
+
+    wrap = (lambda x: x) if chunk_size is None else MultiStepData
+    inside = learner_of(Whole, "d_rtrl", signal=signal)
+    expected = inside.etrace_grad(xs, step_fn=lambda x: losses(inside(wrap(x))), chunk_size=chunk_size)
+    for kernels in ("auto", "reference"):
+        learner = learner_of(models.gru, "d_rtrl", signal=signal, kernels=kernels)
+        before = brainstate.ParamState(encoder)
+        found = learner.etrace_grad(
+            xs,
+            step_fn=lambda x, learner=learner, before=before: losses(learner(wrap(x @ before.value))),
+            weights={"encoder": before},
+            chunk_size=chunk_size,
+        )
+        np.testing.assert_allclose(found["encoder"], expected[("encoder",)], rtol=1e-12)
+
+
+# --- products with plain weights -------------------------------------------------------------------------
+
+
+@models.cell(
+    {"h": (models.N,)},
+    lambda: {
+        "W": models.array(0, models.IN + models.N, models.N),
+        "out": models.array(1, models.N, 2),
+        "wide": models.array(2, 2, 7),
+    },
+)
+def readouts(self, x):
+    self.h.value = jnp.tanh(matmul(jnp.concatenate([x, self.h.value], -1), self.W.value))
+    left = jnp.tanh(self.out.value.T @ self.h.value.T).T  # the weight comes first, and is transposed
+    again = self.h.value @ jnp.tanh(self.out.value)  # it is used twice, the second time as a function of it
+    return jnp.concatenate([left @ self.wide.value, again], -1)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("signal", ["entry", "exit"])
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_plain_weights_learn_as_by_streaming(algorithm, signal, chunk_size):
+    xs = models.inputs(steps=7)
+    driver = gradient if chunk_size is None else windows
+    folded = learner_of(readouts, algorithm, signal=signal, memory_limit=4000)
+    streamed = learner_of(readouts, algorithm, signal=signal, kernels="reference")
+    assert oracle.relative_deviation(driver(folded, xs), driver(streamed, xs)) < 1e-13
+
+
+def test_the_gradient_of_a_read_out_is_one_product_over_all_steps():
+    learner = learner_of(readouts, "d_rtrl")
+    equations = brainstate.transform.make_jaxpr(lambda xs: gradient(learner, xs))(models.inputs(steps=50))[0].jaxpr.eqns
+    outside = [e for e in equations if e.primitive.name == "dot_general"]
+    assert (
+        sum(100 in e.invars[0].aval.shape for e in outside) >= 2
+    )  # both uses of the weight whose data are recorded anyway
