@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from etp_algorithms import D_RTRL, MultiStepData, ThreeFactor, oracle, pp_prop
-from etp_algorithms._folding import calls_per_fold
+from etp_algorithms._ahead import reaches_in_place
+from etp_algorithms._folding import calls_per_fold, tape_of
 from etp_ops import matmul
 
 from . import models
@@ -37,16 +38,65 @@ def gradient(learner, xs, **options):
     return learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_folded_gradient_and_the_final_traces_are_those_of_streaming(name, algorithm):
+def assert_folds_as_streaming(factory, algorithm):
     xs = models.inputs(steps=7)
-    folded = learner_of(MODELS[name], algorithm, memory_limit=3000)  # several folds, the last one shorter
-    streamed = learner_of(MODELS[name], algorithm, kernels="reference")
+    folded = learner_of(factory, algorithm, memory_limit=3000)  # several folds, the last one shorter
+    streamed = learner_of(factory, algorithm, kernels="reference")
     assert oracle.relative_deviation(gradient(folded, xs), gradient(streamed, xs)) < 1e-13
     pairs = zip(jax.tree.leaves(folded.traces.value), jax.tree.leaves(streamed.traces.value), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_folded_gradient_and_the_final_traces_are_those_of_streaming(name):
+    assert_folds_as_streaming(MODELS[name], "pp_prop")
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        *MODELS.values(),
+        models.conditional,
+        models.detached_reset,
+        models.mean_of_state,
+        models.one_drive_two_groups,
+        models.plain_recurrence,
+        models.stacked_states,
+        models.state_read_twice,
+        models.transposed_weight,
+        models.two_layers,
+        models.two_states_same_step,
+    ],
+)
+def test_entry_signals_that_are_sent_back_are_those_of_streaming(factory):
+    assert_folds_as_streaming(factory, "d_rtrl")
+
+
+@models.cell(
+    {"a": (models.N,), "b": (models.N,)},
+    lambda: {"W": models.array(0, models.IN, models.N), "V": models.array(1, models.N, models.N)},
+)
+def its_new_state_drives_its_own_group(self, x):
+    new = jnp.tanh(matmul(x, self.W.value) + 0.5 * self.a.value)
+    self.b.value = 0.7 * self.b.value + 0.3 * self.a.value + matmul(new, self.V.value)
+    self.a.value = new
+    return self.b.value
+
+
+def test_what_reaches_its_own_group_through_another_weight_is_recorded_apart():
+    # W drives the state a, whose new value drives b of the same group through V
+    learner = learner_of(its_new_state_drives_its_own_group, "d_rtrl")
+    assert [reaches_in_place(learner.graph, operator) for operator in learner.graph.operators] == [False, True]
+    assert_folds_as_streaming(its_new_state_drives_its_own_group, "d_rtrl")
+
+
+@pytest.mark.parametrize(("factory", "arrays"), [(models.indrnn, 1), (models.lstm, 2)])
+def test_a_step_records_one_signal_per_state_that_is_read(factory, arrays):
+    learner = learner_of(factory, "d_rtrl")
+    tape = tape_of(learner.compiled_step, None, 9)
+    kept = [*tape.offsets.value.drives, *tape.offsets.value.states]
+    assert sum(array is not None for array in kept) == arrays
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])

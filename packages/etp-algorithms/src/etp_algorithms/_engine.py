@@ -104,6 +104,7 @@ class FoldedSteps(NamedTuple):
             the signal at the exit without the ways through the states that the traces account for.
         followed: the traces after the steps, of a :class:`FollowingAlgorithm`.
         spacing: the signals are those of one step in so many, of the first, and zero between; more than 1 for windows.
+        ahead: with signals at the entry, the cotangents of the states after the last step; None for zero.
     """
 
     values: RecordedSteps
@@ -111,6 +112,7 @@ class FoldedSteps(NamedTuple):
     drives: tuple[jax.Array | None, ...]
     followed: Any = ()
     spacing: int = 1
+    ahead: Signals | None = None
 
     def spread_signals(self) -> Signals:
         """The signals of every step."""

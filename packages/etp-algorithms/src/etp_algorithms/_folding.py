@@ -16,10 +16,11 @@ from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._products import PlainProduct
 from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm
 from etp_algorithms._modulator import zero_modulator
+from etp_algorithms._recording import Recording, record_call
 from etp_algorithms._report import bytes_of
 from etp_algorithms._sequence import zeros_like
 from etp_algorithms._step import Arrays, evaluate_operands
-from etp_algorithms._tape import Recording, Tape, record_call
+from etp_algorithms._tape import Tape
 from etp_algorithms._trees import add_trees
 
 __all__ = ["Folded", "calls_per_fold", "fold_gradients", "run_on_tape", "tape_of"]
@@ -28,13 +29,13 @@ _LEAST_BUDGET = 8 * 2**20
 _ALONE_BUDGET = 24 * 2**20
 
 
-def tape_of(program: CompiledStep, window: int | None) -> Tape:
-    """An empty tape for calls of ``window`` steps, or None for single steps."""
+def tape_of(program: CompiledStep, window: int | None, calls: int) -> Tape:
+    """An empty tape for so many calls of ``window`` steps, or None for single steps."""
     captured, graph, algorithm = program.captured, program.graph, program.algorithm
     assert isinstance(algorithm, FoldingAlgorithm)
     inputs = (*read_states(captured), list(captured.argument_avals))
     modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
-    return Tape(graph, algorithm, inputs, modulator, window)
+    return Tape(graph, algorithm, inputs, modulator, window, calls)
 
 
 def run_on_tape(
@@ -126,17 +127,21 @@ def fold_gradients(
 
     gradient = brainstate.transform.grad(counted, grad_states=[*states, tape.offsets], has_aux=True)
 
-    def one_call(total: list[Any], now: Any) -> Any:
+    def one_call(carry: Any, now: Any) -> Any:
+        total, credit = carry
         (*direct, offsets), (losses, aux) = gradient(now)
-        return jax.tree.map(jnp.add, total, direct), (losses, aux, offsets, tape.record.value)
+        parameters = read_slots(captured.parameters, captured.step.parameters)
+        offsets, credit = tape.credited(offsets, parameters, credit)
+        return (jax.tree.map(jnp.add, total, direct), credit), (losses, aux, offsets, tape.record.value)
 
     def one_fold(total: list[Any], traces: Any, chunk: Any, *, last: bool) -> Folded:
         if isinstance(algorithm, FollowingAlgorithm):
             tape.followed.value = algorithm.init(graph) if traces is None else traces
-        total, (losses, aux, moved, record) = brainstate.transform.scan(one_call, total, chunk)
+        start = (total, tape.no_credit())
+        (total, ahead), (losses, aux, moved, record) = brainstate.transform.scan(one_call, start, chunk)
         parameters = read_slots(captured.parameters, captured.step.parameters)
         operands = evaluate_operands(graph, parameters)
-        taped = tape.taped(moved, record, parameters, _length(chunk))
+        taped = tape.taped(moved, record, parameters, _length(chunk), ahead)
         cotangents, rolled = algorithm.fold(graph, traces, taped.steps, operands, last=last)
         if taped.first is not None and traces is not None:
             entered = algorithm.solve(graph, traces, taped.first, operands)

@@ -293,7 +293,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         last: bool,
     ) -> Folded:
         """The gradients of single calls, summed over a known sequence; see :func:`fold_gradients`."""
-        self._tape = tape_of(program, window)
+        self._tape = tape_of(program, window, jax.tree.leaves(timed)[0].shape[0])
         try:
             limit = self.memory_limit
             return fold_gradients(program, self._tape, traces, loss_of, timed, states, last=last, limit=limit)

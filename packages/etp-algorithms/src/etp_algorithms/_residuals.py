@@ -126,9 +126,10 @@ class Residuals:
             saved: what :meth:`save` gave, time leading.
             length: the number of steps.
         """
-        return RecordedSteps(saved, self._reader(jax.lax.stop_gradient(parameters)), length)
+        return RecordedSteps(saved, self.reader(jax.lax.stop_gradient(parameters)), length)
 
-    def _reader(self, parameters: Arrays) -> Callable[[Any], Any]:
+    def reader(self, parameters: Arrays) -> Callable[[Any], Any]:
+        """From what :meth:`save` gave of one step to what the algorithm reads; no derivative in ``parameters``."""
         step, program = self.graph.step, self.program
         known: dict[Variable, Any] = dict(zip((leaf.input for leaf in step.parameters), parameters, strict=True))
         evaluate(needed(step.equations, [v for _, v in self.fixed]), known)

@@ -117,7 +117,7 @@ def evaluate_at_exit(
         seen: the hidden arrays at entry as outputs see them that read them directly; None for ``hidden``.
         drives: zeros, one per marked operator, added to its output wherever its weight is not traced, or None for
             an operator without such a place; with them no weight of a marked operator gets a derivative of its own.
-        products: equations with their weights' places, which get no derivative either, and what is added to the result.
+        products: equations with places of operands that get no derivative either, and what is added to the result.
         everywhere: a traced weight gets no derivative on any other way either.
         whole: the traces account for every way to any new hidden state, so that only outputs see the shifts.
         substitutes: equations to be evaluated by another function.

@@ -88,6 +88,11 @@ class ParamDimTraces:
         check_trace_dtype(self.trace_dtype)
         self.recursion.check_signal(self.signal.place, self.name)
 
+    @property
+    def by_jacobian(self) -> bool:
+        """Whether the traces move by the Jacobians of the step itself."""
+        return self.recursion == JACOBIAN
+
     def check(self, graph: TraceGraph) -> None:
         """Raise if a primitive lacks a rule, or a decay rounds to 1 in the trace's dtype."""
         for relation in graph.hidden_param_op_relations:
@@ -225,7 +230,7 @@ class ParamDimTraces:
 
         The credits ``λ`` come from a backward sweep over the signals.
         """
-        if traces is not None and steps.values.length == 1:
+        if traces is not None and steps.values.length == 1 and steps.ahead is None:
             return self._fold_one(graph, traces, steps, operands)
         recorded, signals = steps.values, self.recursion.signals(steps.signals)
         swept = sweep(
@@ -234,6 +239,7 @@ class ParamDimTraces:
             signals,
             steps.drives,
             spacing=steps.spacing,
+            ahead=steps.ahead,
             at_exit=self.signal.place == "exit",
             products=not last,
         )

@@ -26,7 +26,7 @@ from etp_algorithms._compiler._transitions import GroupJacobian
 from etp_algorithms._engine import spread_in_time
 from etp_algorithms._residuals import RecordedSteps
 
-__all__ = ["Row", "Swept", "recurs", "sweep"]
+__all__ = ["Row", "Swept", "meet", "passed_back", "recurs", "sweep"]
 
 Row = tuple[Any, ...]
 """For every state an array, a known number (:class:`Uniform`), or None for a structural zero."""
@@ -62,6 +62,7 @@ def sweep(
     drives: Sequence[jax.Array | None] = (),
     *,
     spacing: int = 1,
+    ahead: Sequence[Row] | None = None,
     at_exit: bool = False,
     products: bool = True,
 ) -> Swept:
@@ -74,6 +75,7 @@ def sweep(
             products alone.
         drives: ``ȳ`` of every marked operator, time leading, or None for zero.
         spacing: there are signals at one step in so many, the first of each.
+        ahead: ``λ_K`` with signals at the entry; None for zero.
         at_exit: the signals are those of the states after the steps, not before them.
         products: whether ``P`` is asked for.
     """
@@ -86,16 +88,19 @@ def sweep(
         jacobians = steps.stacked.jacobians if still else ()
         for g in still:
             each = [None if s is None else spread_in_time(s, spacing) for s in signals[g]]
-            credits = tuple(each) if at_exit else tuple(None if s is None else _next(s) for s in each)
+            after = (None,) * len(each) if ahead is None else ahead[g]
+            credits = tuple(each) if at_exit else tuple(map(_next, each, after))
             entry[g] = tuple(None if at_exit or s is None else s[0] for s in signals[g])
             for r, link in _links_of(graph, g):
-                meet = jax.vmap(lambda df, credit, link=link: _meet(link, df, credit))
-                cotangents[r] = _sum(cotangents[r], meet(jacobians[g].inputs[r], credits))
+                met_at = jax.vmap(lambda df, credit, link=link: meet(link, df, credit))
+                cotangents[r] = _sum(cotangents[r], met_at(jacobians[g].inputs[r], credits))
     if not moving:
         return Swept(tuple(cotangents), tuple(entry), {}, {})
     driven = sorted({r for g in moving for r, _ in _links_of(graph, g)}) if signals is not None else []
     reached = {g: _closure(shape_of[g].transition) for g in moving}
     start = {g: _start(graph, g, reached[g], None if signals is None else signals[g], products) for g in moving}
+    if ahead is not None:
+        start = {g: (ahead[g], product) for g, (_, product) in start.items()}
     given = {} if signals is None else {(g, a): s for g in moving for a, s in enumerate(signals[g]) if s is not None}
     buffers, within = _buffers(graph, driven, cotangents, given if spacing == 1 else {}, steps.length)
     outside = {key: s for key, s in given.items() if key not in within.values()}
@@ -116,13 +121,15 @@ def sweep(
                 if at_exit:
                     credit = tuple(map(_sum, credit, found))
                 for r, link in _links_of(graph, g):
-                    met[r] = _sum(met[r], _meet(link, jacobians[g].inputs[r], credit))
-                flows = (_sum(None if at_exit else s, _row(d, credit, b)) for b, s in enumerate(found))
+                    met[r] = _sum(met[r], meet(link, jacobians[g].inputs[r], credit))
+                flows = (_sum(None if at_exit else s, passed_back(d, credit, b)) for b, s in enumerate(found))
                 credit = tuple(map(_or_zero, flows, behind[g][0]))
             if product is not None:
                 for r, link in _links_of(graph, g):
                     carried[r, g] = tuple(_carry(link, row, jacobians[g].inputs[r]) for row in product)
-                product = tuple(tuple(_or_zero(_row(d, row, b), kept) for b, kept in enumerate(row)) for row in product)
+                product = tuple(
+                    tuple(_or_zero(passed_back(d, row, b), kept) for b, kept in enumerate(row)) for row in product
+                )
             earlier[g] = credit, product
         buffers = {
             r: jax.lax.dynamic_update_index_in_dim(buffer, _or_zero(met[r], buffer[0]), t, 0)
@@ -192,7 +199,7 @@ def _links_of(graph: TraceGraph, g: int) -> list[tuple[int, GroupLink]]:
     return [(r, link) for r, relation in relations for link in relation.links if link.group == g]
 
 
-def _meet(link: GroupLink, inputs: Row, credit: Row) -> jax.Array | None:
+def meet(link: GroupLink, inputs: Row, credit: Row) -> jax.Array | None:
     """``Dfᵀ λ``, laid out like ``y``."""
     terms = (d * link.layout.gather(c) for d, c in zip(inputs, credit, strict=True) if d is not None and c is not None)
     found = _sum(*terms)
@@ -206,7 +213,7 @@ def _carry(link: GroupLink, row: Row, inputs: Row) -> jax.Array | None:
     )
 
 
-def _row(transition: Sequence[Row], row: Row, b: int) -> Any:
+def passed_back(transition: Sequence[Row], row: Row, b: int) -> Any:
     """``Σ_a row_a D_ab``."""
     return _sum(*(r * d[b] for r, d in zip(row, transition, strict=True) if r is not None and d[b] is not None))
 
@@ -240,5 +247,8 @@ def _first_in(signal: jax.Array, t: jax.Array, spacing: int) -> jax.Array:
     return jnp.where(t % spacing == 0, found, 0)
 
 
-def _next(signal: jax.Array) -> jax.Array:
-    return jnp.concatenate([signal[1:], jnp.zeros_like(signal[:1])])
+def _next(signal: jax.Array | None, after: jax.Array | None) -> jax.Array | None:
+    """Of every step the signal at the entry of the next one; after the last there is ``after``, or None for zero."""
+    if signal is None:
+        return None
+    return jnp.concatenate([signal[1:], jnp.zeros_like(signal[:1]) if after is None else after[None]])
