@@ -1,8 +1,9 @@
 """The cases that the gradient benchmarks time, written once for any library with the same surface.
 
 A case is an algorithm and words after it: ``exit`` (the signal at the exit), ``window 25``, ``chunked`` (recorded in
-4 MB), ``bfloat16`` (narrow traces), ``stream`` (one jitted call per step, the states handed from call to call and
-donated), and two modes of the peer, ``vmap`` and ``rules`` (its ``fast_solve=False``).
+half the memory of the traces; in 4 MB for 256 units and 16 samples, in proportion for more, if that is more),
+``bfloat16`` (narrow traces), ``stream`` (one jitted call per step, the states handed from call to call and donated), and
+two modes of the peer, ``vmap`` and ``rules`` (its ``fast_solve=False``).
 """
 
 import time
@@ -70,8 +71,6 @@ def options_of(library, words):
     options = {"trace_dtype": jnp.bfloat16} if "bfloat16" in words else {}
     if "exit" in words:
         options["signal"] = "exit"
-    if "chunked" in words:
-        options["memory_limit"] = 4_000_000
     if "vmap" in words:
         options["vmap"] = True
     if "rules" in words:
@@ -96,6 +95,9 @@ def build(library, case, *, family, width, batch, steps):
         function = backpropagation(model, batch)
     else:
         learner = library.compile(model, words[0], xs[0], batch_size=batch, **options_of(library, words))
+        if "chunked" in words:
+            traces = sum(leaf.nbytes for leaf in jax.tree.leaves(learner.traces.value))
+            learner.memory_limit = max(traces // 2, int(4e6 * max(1, width / 256 * batch / 16)))
         loss = loss_of(library, learner, window)
         start = resetting(library, model, learner, batch, mapped="vmap" in words)
         function = one_step(library, model, learner, loss) if stream else online(library, learner, loss, start, window)
