@@ -2,8 +2,8 @@
 
 A case is an algorithm and words after it: ``exit`` (the signal at the exit), ``window 25``, ``chunked`` (recorded in
 half the memory of the traces; in 4 MB for 256 units and 16 samples, in proportion for more, if that is more),
-``bfloat16`` (narrow traces), ``stream`` (one jitted call per step, the states handed from call to call and donated), and
-two modes of the peer, ``vmap`` and ``rules`` (its ``fast_solve=False``).
+``bfloat16`` (narrow traces), ``stream`` (one jitted call per step, the states handed from call to call and donated),
+and two modes of the peer, ``vmap`` and ``rules`` (its ``fast_solve=False``).
 """
 
 import time
