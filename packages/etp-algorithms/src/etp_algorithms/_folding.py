@@ -142,10 +142,12 @@ def fold_gradients(
         parameters = read_slots(captured.parameters, captured.step.parameters)
         operands = evaluate_operands(graph, parameters)
         taped = tape.taped(moved, record, parameters, _length(chunk), ahead)
+        entered: tuple[Any, ...] = ()
+        if taped.first is not None and traces is not None:  # read before the traces move
+            entered = tuple(algorithm.solve(graph, traces, taped.first, operands))
+            traces, entered = jax.lax.optimization_barrier((traces, entered))
         cotangents, rolled = algorithm.fold(graph, traces, taped.steps, operands, last=last)
-        if taped.first is not None and traces is not None:
-            entered = algorithm.solve(graph, traces, taped.first, operands)
-            cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
+        cotangents = (*map(add_trees, cotangents, entered), *cotangents[len(entered) :])
         pulled = iter(_pull(graph, parameters, cotangents, taped.products))
         folded = {id(s.state): [next(pulled) for _ in range(s.tree.num_leaves)] for s in captured.parameters}
         total = [_add_leaves(t, folded.get(id(s))) for t, s in zip(total, states, strict=True)]
