@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from etp_algorithms._advice import CONFIG
-from etp_algorithms._algorithms._d_rtrl import ParamDimTraces
 from etp_algorithms._algorithms._dni import SyntheticGradients
+from etp_algorithms._algorithms._param_dim_traces import ParamDimTraces
 from etp_algorithms._algorithms._pp_prop import FactorisedTraces
 from etp_algorithms._algorithms._recursion import Recursion, TemporalRecursion, check_decay
 from etp_algorithms._algorithms._rtrl import InfluenceMatrix

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import brainstate
 
-from etp_algorithms._algorithms._d_rtrl import ParamDimTraces
+from etp_algorithms._algorithms._param_dim_traces import ParamDimTraces
 from etp_algorithms._algorithms._recursion import TemporalRecursion, check_decay
 from etp_algorithms._engine import LearningSignal
 from etp_algorithms._feedback import RandomFeedback, key_data_of

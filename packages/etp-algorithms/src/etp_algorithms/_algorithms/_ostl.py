@@ -11,7 +11,7 @@ from typing import Any
 
 import brainstate
 
-from etp_algorithms._algorithms._d_rtrl import ParamDimTraces
+from etp_algorithms._algorithms._param_dim_traces import ParamDimTraces
 from etp_algorithms._algorithms._recursion import JACOBIAN, TemporalRecursion
 from etp_algorithms._engine import LearningSignal, SignalPlace
 from etp_algorithms._learner import Learner

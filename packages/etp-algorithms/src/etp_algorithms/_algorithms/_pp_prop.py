@@ -15,9 +15,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._factors import gathered, known_apart, spread
 from etp_algorithms._algorithms._filters import decayed_sum, filter_back
+from etp_algorithms._algorithms._param_dim_traces import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._precision import check_decay_holds, wide_enough
 from etp_algorithms._algorithms._rule_calls import closed_form, input_key, pull_pairs, pull_sequence, pull_step
 from etp_algorithms._compiler._graph import TraceGraph

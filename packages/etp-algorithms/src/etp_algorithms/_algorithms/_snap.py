@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from etp_algorithms._algorithms._coupling import ColouredJacobian, coloured_jacobian
-from etp_algorithms._algorithms._d_rtrl import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._flat_states import check_reversible, other_memories
 from etp_algorithms._algorithms._neighbours import Neighbourhood, find_neighbourhoods, is_saturated
+from etp_algorithms._algorithms._param_dim_traces import check_trace_dtype, relation_keys
 from etp_algorithms._algorithms._rule_calls import contract, instant, propagate, trace_shapes
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._relations import GroupLink, HiddenParamOpRelation, link_key
