@@ -43,8 +43,11 @@ GOALS = (
     Goal("B = 1: streaming step, peer's best mode", single, ("D_RTRL exit stream",), PEER_STREAMS, 1.0),
     Goal("B = 1: known sequence, D_RTRL, peer's best mode", single, ("D_RTRL",), PEER_SEQUENCES, 1.0),
     Goal("B = 1: known sequence, pp_prop exit", single, ("pp_prop exit",), ("pp_prop",), 1.0),
-    Goal("known sequence, D_RTRL, BPTT", large, ("D_RTRL",), ("bptt",), None, "etp"),
-    Goal("known sequence, D_RTRL exit, BPTT", large, ("D_RTRL exit",), ("bptt",), None, "etp"),
+    Goal("known sequence, D_RTRL, BPTT", large, ("D_RTRL",), ("bptt",), 1 / 1.1, "etp"),
+    Goal("known sequence, D_RTRL exit, BPTT", large, ("D_RTRL exit",), ("bptt",), 1 / 0.8, "etp"),
+    Goal("known sequence, D_RTRL window 25, BPTT", large, ("D_RTRL window 25",), ("bptt",), 1 / 1.5, "etp"),
+    Goal("known sequence, D_RTRL chunked, BPTT", large, ("D_RTRL chunked",), ("bptt",), 1 / 1.5, "etp"),
+    Goal("known sequence, pp_prop exit, BPTT", large, ("pp_prop exit",), ("bptt",), 1 / 0.7, "etp"),
 )
 
 

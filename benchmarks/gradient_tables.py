@@ -86,7 +86,7 @@ def _goals(cells):
         met = [v.met for v in found if v is not None]
         summary = "–" if goal.at_least is None or not met else "yes" if all(met) else "no"
         partly = "" if all(v is not None for v in found) or summary == "–" else " (families missing)"
-        bound = "–" if goal.at_least is None else f"{goal.at_least:g} ×"
+        bound = "–" if goal.at_least is None else f"{goal.at_least:.3g} ×"
         rows.append([goal.text, bound, *map(_verdict, found), summary + partly])
     note = "How many times longer the other takes: the worst cell of each family, at its n, B and T, of so many."
     return f"{note}\n\n{_table(head, rows)}"
