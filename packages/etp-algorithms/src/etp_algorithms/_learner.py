@@ -73,7 +73,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         kernels: ``"auto"`` folds known sequences into whole-sequence products and uses installed kernels;
             ``"reference"`` runs the rules step by step. Both give the same gradients to round-off.
         memory_limit: bytes that :meth:`etrace_grad` may use to record steps before it folds them; None allows
-            twice what the traces take, and 8 MiB at least.
+            twice what the traces take, and 8 MiB at least, or 24 MiB for a complete sequence that then needs no trace.
         control_flow: limits for marked operators inside branches and loops; None for the defaults.
         name: name of the module.
     """
