@@ -94,7 +94,7 @@ def test_what_reaches_its_own_group_through_another_weight_is_recorded_apart():
 @pytest.mark.parametrize(("factory", "arrays"), [(models.indrnn, 1), (models.lstm, 2)])
 def test_a_step_records_one_signal_per_state_that_is_read(factory, arrays):
     learner = learner_of(factory, "d_rtrl")
-    tape = tape_of(learner.compiled_step, None, 9)
+    tape = tape_of(learner.compiled_step, None, models.inputs())
     kept = [*tape.offsets.value.drives, *tape.offsets.value.states]
     assert sum(array is not None for array in kept) == arrays
 

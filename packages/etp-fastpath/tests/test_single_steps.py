@@ -78,15 +78,8 @@ def test_at_the_exit_what_the_step_writes_is_contracted_where_it_was_written(sig
     assert sum(maker.startswith("dot(") for maker in made) == products
 
 
-class Forgetting(brainstate.nn.Module):
+class Forgetting(Leaky):
     """A recurrence through the marked operator alone: the last step's two factors stand for the trace."""
-
-    def __init__(self):
-        super().__init__()
-        self.W = brainstate.ParamState(jnp.ones((ROWS, COLUMNS)) / ROWS)
-
-    def init_state(self, batch_size=None, **kwargs):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, COLUMNS)))
 
     def update(self, x):
         inputs = jnp.concatenate([x[:, COLUMNS:], self.h.value], -1)

@@ -16,7 +16,6 @@ groups position by position, and the record is one array per state that is read.
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 
 from etp_algorithms._algorithms._sweep import meet, passed_back
 from etp_algorithms._compiler._graph import TraceGraph
@@ -26,7 +25,7 @@ from etp_algorithms._engine import TraceAlgorithm
 from etp_algorithms._step import Signals
 from etp_core.jaxpr import dependents
 
-__all__ = ["no_credit", "reaches_in_place", "send_back", "sends_back"]
+__all__ = ["feeds_its_groups", "reaches_in_place", "send_back", "sends_back"]
 
 
 @runtime_checkable
@@ -46,20 +45,21 @@ def sends_back(algorithm: TraceAlgorithm) -> bool:
     return plain and isinstance(algorithm, JacobianAlgorithm) and algorithm.by_jacobian
 
 
-def reaches_in_place(graph: TraceGraph, operator: HiddenParamOpRelation) -> bool:
-    """Whether the output of an operator reaches the loss through new states of its groups, by position, alone."""
+def feeds_its_groups(graph: TraceGraph, operator: HiddenParamOpRelation) -> bool:
+    """Whether nothing but new states of the groups that it drives is made from the output of an operator."""
     into = {link.group for link in operator.links}
     schedule = graph.exit_plan.schedule
-    if not all(into.issuperset(users) for equation, users in schedule if equation is operator.equation):
+    return all(into.issuperset(users) for equation, users in schedule if equation is operator.equation)
+
+
+def reaches_in_place(graph: TraceGraph, operator: HiddenParamOpRelation) -> bool:
+    """Whether the output of an operator reaches the loss through new states of its groups, by position, alone."""
+    if not feeds_its_groups(graph, operator):
         return False
+    into = {link.group for link in operator.links}
     mixing = {o.equation for o in graph.operators}.union(*(graph.transitions[g].cuts for g in into))
-    within = [equation for equation, users in schedule if into.intersection(users)]
+    within = [equation for equation, users in graph.exit_plan.schedule if into.intersection(users)]
     return mixing.isdisjoint(dependents(within, [operator.y]))
-
-
-def no_credit(signals: Signals) -> Signals:
-    """``e`` before the first step."""
-    return jax.tree.map(jnp.zeros_like, signals)
 
 
 def send_back(

@@ -18,7 +18,6 @@ from etp_algorithms._engine import FoldingAlgorithm, FollowingAlgorithm
 from etp_algorithms._modulator import zero_modulator
 from etp_algorithms._recording import Recording, record_call
 from etp_algorithms._report import bytes_of
-from etp_algorithms._sequence import zeros_like
 from etp_algorithms._step import Arrays, evaluate_operands
 from etp_algorithms._tape import Tape
 from etp_algorithms._trees import add_trees
@@ -29,13 +28,13 @@ _LEAST_BUDGET = 8 * 2**20
 _ALONE_BUDGET = 24 * 2**20
 
 
-def tape_of(program: CompiledStep, window: int | None, calls: int) -> Tape:
-    """An empty tape for so many calls of ``window`` steps, or None for single steps."""
+def tape_of(program: CompiledStep, window: int | None, timed: Any) -> Tape:
+    """An empty tape for calls of ``window`` steps, or None for single steps, on the slices ``timed``."""
     captured, graph, algorithm = program.captured, program.graph, program.algorithm
     assert isinstance(algorithm, FoldingAlgorithm)
     inputs = (*read_states(captured), list(captured.argument_avals))
     modulator = (lambda: zero_modulator(graph)) if algorithm.signal.modulated else None
-    return Tape(graph, algorithm, inputs, modulator, window, calls)
+    return Tape(graph, algorithm, inputs, modulator, window, _length(timed))
 
 
 def run_on_tape(
@@ -81,7 +80,7 @@ class Folded(NamedTuple):
     """What folding a sequence gives.
 
     Attributes:
-        gradients: of the states asked for.
+        gradients: the total of the gradients of the states asked for.
         traces: those after the sequence, or None if they were not asked for.
         losses: of every call, stacked.
         aux: of every call, stacked.
@@ -96,6 +95,7 @@ class Folded(NamedTuple):
 def fold_gradients(
     program: CompiledStep,
     tape: Tape,
+    total: list[Any],
     traces: Any,
     loss_of: Callable[..., Any],
     timed: Any,
@@ -109,6 +109,7 @@ def fold_gradients(
     Args:
         program: the step.
         tape: where the calls of the learner are recorded.
+        total: what the gradients are added to.
         traces: the traces before the sequence; None for zero.
         loss_of: ``slices -> (loss, (losses, aux))``; it runs the learner exactly once.
         timed: the slices of every call, stacked.
@@ -156,7 +157,7 @@ def fold_gradients(
     alone = traces is None and last and not isinstance(algorithm, FollowingAlgorithm)
     trace_bytes = bytes_of(jax.eval_shape(lambda: algorithm.init(graph)))
     size = calls_per_fold(_length(timed), tape.bytes_per_call, trace_bytes, limit, alone=alone)
-    return _in_folds(one_fold, lambda: algorithm.init(graph), zeros_like(states), traces, timed, size, last=last)
+    return _in_folds(one_fold, lambda: algorithm.init(graph), total, traces, timed, size, last=last)
 
 
 def calls_per_fold(

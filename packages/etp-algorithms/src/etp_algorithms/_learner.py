@@ -284,6 +284,7 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
     def _fold_gradients(
         self,
         program: CompiledStep,
+        total: list[Any],
         traces: Any,
         loss_of: Callable[..., Any],
         timed: Any,
@@ -293,10 +294,10 @@ class Learner(SequenceDrivers, brainstate.nn.Module):
         last: bool,
     ) -> Folded:
         """The gradients of single calls, summed over a known sequence; see :func:`fold_gradients`."""
-        self._tape = tape_of(program, window, jax.tree.leaves(timed)[0].shape[0])
+        self._tape = tape_of(program, window, timed)
         try:
             limit = self.memory_limit
-            return fold_gradients(program, self._tape, traces, loss_of, timed, states, last=last, limit=limit)
+            return fold_gradients(program, self._tape, total, traces, loss_of, timed, states, last=last, limit=limit)
         finally:
             self._tape = None
 

@@ -15,7 +15,6 @@ import jax
 
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._products import PlainProduct
-from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._engine import FollowingAlgorithm, TraceAlgorithm
 from etp_algorithms._residuals import bytes_in, residuals_of
 from etp_algorithms._step import (
@@ -31,11 +30,11 @@ from etp_algorithms._step import (
     point_at,
     results_of,
 )
-from etp_core.jaxpr import value_of
+from etp_core.jaxpr import Equation, value_of
 
 _MOST_PRODUCTS = 16  # that are weighed one by one
 
-__all__ = ["Offsets", "Recorder", "Recording", "is_driven", "record_call", "recorder_of"]
+__all__ = ["Offsets", "Recorder", "Recording", "record_call", "recorder_of"]
 
 
 class Offsets(NamedTuple):
@@ -128,11 +127,11 @@ def record_call(
     """
     parameters, hidden, others, arguments = inputs
     hidden, others = jax.tree.map(jax.lax.stop_gradient, (hidden, others))
-    record = functools.partial(_record_at_exit, graph, algorithm, substitutes)
+    how = _record_new_states
     if algorithm.signal.place == "entry":
-        how = _record_both_ways if offsets.exits else _record_from_entry
-        record = functools.partial(how, graph, algorithm, substitutes)
+        how = _record_new_states if offsets.exits else _record_from_entry
         hidden, offsets = _moved(graph, hidden, offsets.states), offsets._replace(states=[])
+    record = functools.partial(how, graph, algorithm, substitutes)
     if stacked is None:
         return record((parameters, hidden, others, arguments), followed, offsets)
 
@@ -157,15 +156,15 @@ def _record_from_entry(
     offsets: Offsets,
 ) -> tuple[StepResult, Any, Any, Any]:
     """One step through which derivatives pass from its end to its states and drives."""
+    left = _left_to_the_fold(graph, algorithm, offsets)
+    cuts = {**operand_cuts(graph.operators), **{equation: places for equation, (places, _) in left.items()}}
     drives = {o.y: d for o, d in zip(graph.operators, offsets.drives, strict=True) if d is not None}
-    products = recorder_of(graph, algorithm).products
-    cuts = {**operand_cuts(graph.operators), **{p.equation: frozenset([p.place]) for p in products}}
-    drives.update(zip((p.y for p in products), offsets.products, strict=True))
+    drives.update({equation.outputs[0]: zero for equation, (_, zero) in left.items()})
     env = evaluate_step(graph, *inputs, cuts=cuts, offsets=drives, substitutes=substitutes)
     return results_of(graph, env), *_keep(graph, algorithm, inputs, followed, env)
 
 
-def _record_both_ways(
+def _record_new_states(
     graph: TraceGraph,
     algorithm: TraceAlgorithm,
     substitutes: Substitutes | None,
@@ -173,53 +172,42 @@ def _record_both_ways(
     followed: Any,
     offsets: Offsets,
 ) -> tuple[StepResult, Any, Any, Any]:
-    """One step through which derivatives pass from its end to its states and drives, and to its new states."""
+    """One step whose new states can be differentiated apart.
+
+    With the signal at the exit nothing passes through its entry; else derivatives also pass to its states and drives.
+    """
     parameters, hidden, others, arguments = inputs
     env = evaluate_step(graph, *jax.tree.map(jax.lax.stop_gradient, inputs))
-    products = recorder_of(graph, algorithm).products
-    added = {p.equation: (frozenset([p.place]), zero) for p, zero in zip(products, offsets.products, strict=True)}
-    cuts, drives = operand_cuts(graph.operators), zip(graph.operators, offsets.drives, strict=True)
-    added.update({o.equation: (cuts[o.equation], zero) for o, zero in drives if zero is not None})
+    left, operators = _left_to_the_fold(graph, algorithm, offsets), graph.operators
+    shifts, drives, seen = offsets.exits, [None] * len(operators), None
+    if algorithm.signal.place == "exit":
+        hidden, others = jax.tree.map(jax.lax.stop_gradient, (hidden, others))
+        shifts, drives = offsets.states, offsets.drives
+        seen = _moved(graph, hidden, offsets.entries) if offsets.entries else None
+    else:
+        cuts, zeros = operand_cuts(operators), zip(operators, offsets.drives, strict=True)
+        left.update({o.equation: (cuts[o.equation], zero) for o, zero in zeros if zero is not None})
     result = evaluate_at_exit(
         graph,
         parameters,
         hidden,
         others,
         arguments,
-        offsets.exits,
-        drives=[None] * len(graph.operators),
-        products=added,
+        shifts,
+        seen=seen,
+        drives=drives,
+        products=left,
         substitutes=substitutes,
     )
     return result, *_keep(graph, algorithm, inputs, followed, env)
 
 
-def _record_at_exit(
-    graph: TraceGraph,
-    algorithm: TraceAlgorithm,
-    substitutes: Substitutes | None,
-    inputs: tuple[Arrays, Arrays, Arrays, Arrays],
-    followed: Any,
-    offsets: Offsets,
-) -> tuple[StepResult, Any, Any, Any]:
-    """One step whose new states can be differentiated, and through whose entry nothing passes."""
-    parameters, hidden, others, arguments = inputs
-    hidden, others = jax.tree.map(jax.lax.stop_gradient, (hidden, others))
-    env = evaluate_step(graph, parameters, hidden, others, arguments)
+def _left_to_the_fold(
+    graph: TraceGraph, algorithm: TraceAlgorithm, offsets: Offsets
+) -> dict[Equation, tuple[frozenset[int], jax.Array]]:
+    """The plain products whose weights get no derivative in the step: where they stand, and what is added instead."""
     products = recorder_of(graph, algorithm).products
-    result = evaluate_at_exit(
-        graph,
-        parameters,
-        hidden,
-        others,
-        arguments,
-        offsets.states,
-        seen=_moved(graph, hidden, offsets.entries) if offsets.entries else None,
-        drives=offsets.drives,
-        products={p.equation: (frozenset([p.place]), zero) for p, zero in zip(products, offsets.products, strict=True)},
-        substitutes=substitutes,
-    )
-    return result, *_keep(graph, algorithm, inputs, followed, env)
+    return {p.equation: (frozenset([p.place]), zero) for p, zero in zip(products, offsets.products, strict=True)}
 
 
 def _keep(
@@ -233,17 +221,6 @@ def _keep(
     tracked = evaluate_operands(graph, jax.lax.stop_gradient(inputs[0]))
     followed, kept = algorithm.follow(graph, followed, algorithm.read(point), tracked)
     return values, kept, followed
-
-
-def is_driven(graph: TraceGraph, algorithm: TraceAlgorithm, operator: HiddenParamOpRelation) -> bool:
-    """Whether the output of an operator has a cotangent within the step that the traces do not account for."""
-    if algorithm.signal.place == "entry":
-        return True
-    if algorithm.signal.modulated and operator.links:
-        return False
-    into = {link.group for link in operator.links}
-    schedule = graph.exit_plan.schedule
-    return any(not into.issuperset(users) for equation, users in schedule if equation is operator.equation)
 
 
 def _moved(graph: TraceGraph, hidden: Arrays, offsets: Arrays) -> Arrays:

@@ -13,7 +13,7 @@ from etp_algorithms._losses import check_losses, read_mask, reduce_losses, scale
 from etp_algorithms._progress import Progress, read_progress, report_step
 from etp_core.arguments import advised
 
-__all__ = ["SequenceDrivers", "zeros_like"]
+__all__ = ["SequenceDrivers"]
 
 
 class SequenceDrivers:
@@ -232,12 +232,12 @@ class SequenceDrivers:
         alone: bool,
     ) -> tuple[list[Any], list[Any]]:
         """One gradient per window, summed, by folding; the losses and the aux in parts, as windows have lengths."""
-        total, found, traces = zeros_like(states), [], None if alone else self.traces.value
+        total, found, traces = _zeros_like(states), [], None if alone else self.traces.value
         pieces = _in_windows(timed, chunk)
         for n, (window, windows) in enumerate(pieces):
             last = alone and n == len(pieces) - 1
-            folded = self._fold_gradients(program, traces, loss_of, windows, states, window=window, last=last)
-            total, traces = jax.tree.map(jnp.add, total, folded.gradients), folded.traces
+            folded = self._fold_gradients(program, total, traces, loss_of, windows, states, window=window, last=last)
+            total, traces = folded.gradients, folded.traces
             found.append((folded.losses, folded.aux))
         if not alone:
             self.traces.value = traces
@@ -252,7 +252,7 @@ class SequenceDrivers:
             gradients, out = brainstate.transform.grad(loss_of, grad_states=states, has_aux=True)(now)
             return jax.tree.map(jnp.add, total, list(gradients)), out
 
-        return _scan_windows(body, zeros_like(states), timed, chunk)
+        return _scan_windows(body, _zeros_like(states), timed, chunk)
 
     def _call_chunk(self, *slices: Any) -> Any:
         return self.update(*map(MultiStepData, slices))
@@ -313,7 +313,7 @@ def _stack(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else jax.tree.map(join, *parts)
 
 
-def zeros_like(states: list[brainstate.State[Any]]) -> list[Any]:
+def _zeros_like(states: list[brainstate.State[Any]]) -> list[Any]:
     """Zero gradients."""
     return [jax.tree.map(jnp.zeros_like, state.value) for state in states]
 

@@ -11,12 +11,12 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from etp_algorithms._ahead import no_credit, reaches_in_place, send_back, sends_back
+from etp_algorithms._ahead import feeds_its_groups, reaches_in_place, send_back, sends_back
 from etp_algorithms._compiler._graph import TraceGraph
 from etp_algorithms._compiler._products import PlainProduct
 from etp_algorithms._compiler._relations import HiddenParamOpRelation
 from etp_algorithms._engine import FoldedSteps, FollowingAlgorithm, TraceAlgorithm
-from etp_algorithms._recording import Offsets, Recording, is_driven, record_call, recorder_of
+from etp_algorithms._recording import Offsets, Recording, record_call, recorder_of
 from etp_algorithms._residuals import RecordedSteps, residuals_of
 from etp_algorithms._step import Arrays, Signals, group_signals
 
@@ -84,9 +84,13 @@ class Tape:
         self.calls = 0
 
     def _is_driven(self, operator: HiddenParamOpRelation) -> bool:
+        """Whether the output of an operator has a cotangent within the call that is not accounted for otherwise."""
+        signal = self._algorithm.signal
         if self.sends_back:
             return not reaches_in_place(self._graph, operator)
-        return is_driven(self._graph, self._algorithm, operator)
+        if signal.place == "entry":
+            return True
+        return not (signal.modulated and operator.links) and not feeds_its_groups(self._graph, operator)
 
     def rewind(self) -> None:
         """Expect the next call."""
@@ -106,7 +110,7 @@ class Tape:
 
     def no_credit(self) -> Any:
         """What :meth:`credited` takes for the first call."""
-        return no_credit(self._signals(self.offsets.value.exits)) if self.sends_back else ()
+        return jax.tree.map(jnp.zeros_like, self._signals(self.offsets.value.exits)) if self.sends_back else ()
 
     def credited(self, gradients: Offsets, parameters: Arrays, before: Any) -> tuple[Offsets, Any]:
         """The gradients of a call as they are recorded, and what the next call adds to its own.

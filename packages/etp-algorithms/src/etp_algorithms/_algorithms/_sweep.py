@@ -98,9 +98,13 @@ def sweep(
         return Swept(tuple(cotangents), tuple(entry), {}, {})
     driven = sorted({r for g in moving for r, _ in _links_of(graph, g)}) if signals is not None else []
     reached = {g: _closure(shape_of[g].transition) for g in moving}
-    start = {g: _start(graph, g, reached[g], None if signals is None else signals[g], products) for g in moving}
-    if ahead is not None:
-        start = {g: (ahead[g], product) for g, (_, product) in start.items()}
+    start = {
+        g: (
+            None if signals is None else _no_credit(graph, g, signals[g]) if ahead is None else ahead[g],
+            _identity(graph, g, reached[g]) if products else None,
+        )
+        for g in moving
+    }
     given = {} if signals is None else {(g, a): s for g in moving for a, s in enumerate(signals[g]) if s is not None}
     buffers, within = _buffers(graph, driven, cotangents, given if spacing == 1 else {}, steps.length)
     outside = {key: s for key, s in given.items() if key not in within.values()}
@@ -181,17 +185,20 @@ def _buffers(
     return buffers, within
 
 
-def _start(
-    graph: TraceGraph, g: int, reached: list[list[bool]], signals: Row | None, products: bool
-) -> tuple[Row | None, tuple[Row, ...] | None]:
-    """``λ_K`` and ``P_K``, zeros where anything will be."""
+def _no_credit(graph: TraceGraph, g: int, signals: Row) -> Row:
+    """``λ_K = 0``."""
+    group = graph.hidden_groups[g]
+    zero = jnp.zeros(group.varshape, group.leaves[0].input.aval.dtype)
+    return tuple(zero if s is None else jnp.zeros_like(s[0]) for s in signals)
+
+
+def _identity(graph: TraceGraph, g: int, reached: list[list[bool]]) -> tuple[Row, ...]:
+    """``P_K = 1``, zeros where anything will be."""
     group = graph.hidden_groups[g]
     shape, dtype = group.varshape, group.leaves[0].input.aval.dtype
     zero, one = jnp.zeros(shape, dtype), jnp.ones(shape, dtype)
     states = range(len(reached))
-    product = tuple(tuple(one if a == b else zero if reached[a][b] else None for b in states) for a in states)
-    credit = None if signals is None else tuple(zero if s is None else jnp.zeros_like(s[0]) for s in signals)
-    return credit, product if products else None
+    return tuple(tuple(one if a == b else zero if reached[a][b] else None for b in states) for a in states)
 
 
 def _links_of(graph: TraceGraph, g: int) -> list[tuple[int, GroupLink]]:
